@@ -1,0 +1,159 @@
+"""The loaded target model: embeddings, head, and a forward with taps at chosen decoder layers.
+
+Taps are forward hooks, so that only the wanted layers' outputs are kept (transformers'
+`output_hidden_states` keeps every layer), and a forward that needs no logits stops after the last
+tapped layer. Layer id i means the *output of decoder layer i* (0-based), which transformers calls
+`hidden_states[i + 1]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from dflash_core.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What one forward of the target gives back."""
+
+    features: Tensor | None
+    """[batch, tokens, taps x hidden], the taps side by side in the order asked for."""
+    logits: Tensor | None
+    """[batch, kept tokens, vocab]; None when the forward stopped after the last tap."""
+
+
+class _StopForwardError(Exception):
+    """Ends a forward after the last tapped layer; never leaves this module."""
+
+
+class Target:
+    """A causal LM with taps. Holds no state between calls: the KV cache belongs to the caller."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.layers = decoder_layers(model)
+        self.hidden_size = int(model.config.hidden_size)
+        self._wanted: tuple[int, ...] = ()
+        self._stop_after: int | None = None
+        self._taps: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            layer.register_forward_hook(self._hook(index))
+
+    def _hook(self, index: int) -> Any:
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+            if index in self._wanted:
+                self._taps[index] = output[0] if isinstance(output, tuple) else output
+            if index == self._stop_after:
+                raise _StopForwardError
+
+        return keep
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        """[vocab, hidden]; shared with the drafter and never trained."""
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab, hidden]; shared with the drafter and never trained."""
+        return self.model.get_output_embeddings().weight
+
+    def new_cache(self) -> DynamicCache:
+        """An empty KV cache that can be cropped back after rejected drafts."""
+        cache = DynamicCache(config=self.model.config)
+        cache.activate_past_recording()
+        return cache
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        layer_ids: Sequence[int] = (),
+        want_logits: bool = True,
+        cache: DynamicCache | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        logits_to_keep: int = 0,
+    ) -> TargetOutput:
+        """Run the target over `input_ids` [batch, tokens] (int64).
+
+        With `want_logits=False` the forward ends after the last layer of `layer_ids`.
+        `logits_to_keep=n` gives the logits of the last n tokens only (0: all of them).
+        """
+        if not want_logits and not layer_ids:
+            raise ValueError("a forward without logits needs at least one layer to tap")
+        self._wanted = tuple(layer_ids)
+        self._stop_after = None if want_logits else max(layer_ids)
+        logits = None
+        try:
+            logits = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=logits_to_keep,
+            ).logits
+        except _StopForwardError:
+            pass
+        finally:
+            taps, self._taps = self._taps, {}
+            self._wanted, self._stop_after = (), None
+        features = torch.cat([taps[i] for i in layer_ids], dim=-1) if layer_ids else None
+        return TargetOutput(features, logits)
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers of any causal LM: its only ModuleList of `num_hidden_layers` entries."""
+    count = model.config.num_hidden_layers
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if len(found) != 1:
+        raise UserError(
+            f"{type(model).__name__}: found {len(found)} lists of {count} decoder layers, expected one; "
+            "use a Qwen3, Qwen2 or Llama target"
+        )
+    return found[0]
+
+
+def crop_cache(cache: DynamicCache, length: int) -> None:
+    """Forget everything past the first `length` tokens."""
+    surplus = cache.get_seq_length() - length
+    if surplus > 0:
+        cache.crop(-surplus)
+
+
+def load_target(path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
+    """Load a *validated* checkpoint directory (see `checkpoint.open_checkpoint`)."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        attn_implementation="sdpa",
+    )
+    return Target(model.to(device))
