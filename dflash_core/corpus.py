@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from transformers import GenerationConfig
 
 from dflash_core.errors import UserError
 from dflash_core.target import Target
@@ -72,21 +73,21 @@ def generate_batch(
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
     stops = sorted(stop_ids)
-    sampling: dict[str, Any] = {"do_sample": False, "temperature": None}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": temperature}
+    # A whole configuration of our own: the checkpoint's generation defaults (temperature, penalties)
+    # must not change what a greedy or tempered decode means here.
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        temperature=temperature if temperature > 0 else None,
+        top_k=None,
+        eos_token_id=stops,
+        pad_token_id=stops[0] if stops else 0,
+    )
     torch.manual_seed(seed)
     output = target.model.generate(
         input_ids=ids.to(target.device),
         attention_mask=mask.to(target.device),
-        max_new_tokens=max_new_tokens,
-        eos_token_id=stops,
-        pad_token_id=stops[0] if stops else 0,
-        # A checkpoint's own generation defaults must not change what serving would emit greedily.
-        top_p=None,
-        top_k=None,
-        repetition_penalty=None,
-        **sampling,
+        generation_config=settings,
     )
     return [cut_at_stop(row[longest:].tolist(), stop_ids) for row in output]
 

@@ -26,6 +26,7 @@ from dflash_core.errors import UserError
 
 if TYPE_CHECKING:
     from dflash_core.target import Target
+    from dflash_core.target_weights import TargetWeights
 
 WEIGHTS = "model.safetensors"
 
@@ -231,8 +232,8 @@ def _rotary_config(config: DrafterConfig) -> Qwen3Config:
     )
 
 
-def new_drafter(config: DrafterConfig, *, target: Target | None, seed: int) -> Drafter:
-    """A fresh drafter; with a target given, its layers start as the target's where shapes allow."""
+def new_drafter(config: DrafterConfig, *, start: TargetWeights | None, seed: int) -> Drafter:
+    """A fresh drafter, random or, with `start` given, begun as the target's own layers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = Drafter(config)
@@ -241,21 +242,21 @@ def new_drafter(config: DrafterConfig, *, target: Target | None, seed: int) -> D
                 nn.init.normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-    if target is not None:
-        _start_from_target(drafter, target)
+    if start is not None:
+        _start_from_target(drafter, start)
     return drafter
 
 
 @torch.no_grad()
-def _start_from_target(drafter: Drafter, target: Target) -> None:
+def _start_from_target(drafter: Drafter, target: TargetWeights) -> None:
     """Copy evenly spread target layers into the draft layers; begin `fc` as the mean of the taps.
 
     A parameter that the target lacks (q_norm on Llama) or has in another shape keeps its fresh value.
     """
-    last = target.num_layers - 1
+    last = drafter.config.num_target_layers - 1
     count = len(drafter.layers)
     for index, layer in enumerate(drafter.layers):
-        source = target.layers[round((index + 1) * last / count)].state_dict()
+        source = target.layer(round((index + 1) * last / count))
         own = layer.state_dict()
         fits = {k: v.to(own[k]) for k, v in source.items() if k in own and v.shape == own[k].shape}
         layer.load_state_dict(fits, strict=False)

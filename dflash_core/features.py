@@ -8,8 +8,11 @@ Arrow has no bfloat16, and float16 overflows on the outlier channels of real mod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +117,14 @@ class FeatureShard:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def lengths(self) -> list[int]:
+        """Tokens of every row, read without touching the features."""
+        return [len(batch.column("input_ids")[0]) for batch in self._batches]
+
+    def response_starts(self) -> list[int]:
+        """Index of the first response token of every row."""
+        return [batch.column("response_start")[0].as_py() for batch in self._batches]
+
     def __getitem__(self, index: int) -> FeatureRow:
         batch = self._batches[index]
         ids = batch.column("input_ids")[0].values.to_numpy()
@@ -129,8 +140,40 @@ class FeatureShard:
         return FeatureRow(sample, features)
 
 
+class FeatureSet(Sequence[FeatureRow]):
+    """Every row of several shards, in their order. Raises UserError if they are of different targets."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._shards = [FeatureShard(path) for path in paths]
+        self._ends = list(accumulate(len(shard) for shard in self._shards))
+        self.meta = self._shards[0].meta
+        for shard in self._shards:
+            if shard.meta != self.meta:
+                raise UserError(
+                    f"{shard.path} holds features of {shard.meta}, the first shard of {self.meta}; "
+                    "extract them again together"
+                )
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> FeatureRow:  # type: ignore[override]
+        number = bisect_right(self._ends, index)
+        return self._shards[number][index - (self._ends[number - 1] if number else 0)]
+
+    def lengths(self) -> list[int]:
+        """Tokens of every row."""
+        return [n for shard in self._shards for n in shard.lengths()]
+
+    def response_starts(self) -> list[int]:
+        """Index of the first response token of every row."""
+        return [n for shard in self._shards for n in shard.response_starts()]
+
+
 def _read_only(bits: np.ndarray) -> Tensor:
-    return torch.frombuffer(memoryview(bits), dtype=torch.uint16)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        return torch.frombuffer(memoryview(bits), dtype=torch.uint16)
 
 
 def extract(

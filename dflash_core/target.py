@@ -114,7 +114,7 @@ class Target:
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=cache,
+                cache=cache,
                 use_cache=cache is not None,
                 logits_to_keep=logits_to_keep,
             ).logits

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from dflash_core.drafter import Drafter
 from dflash_core.errors import UserError
-from dflash_core.features import FeatureRow
+from dflash_core.features import FeatureSet
 from dflash_core.objective import block_loss, draw_anchors, pack_anchors, position_weights
 
 
@@ -125,7 +125,7 @@ class Trainer:
         drafter: Drafter,
         embedding: Tensor,
         head: Tensor,
-        rows: Sequence[FeatureRow],
+        rows: FeatureSet,
         options: TrainOptions,
         reducer: Reducer | None = None,
     ) -> None:
@@ -137,8 +137,9 @@ class Trainer:
         self.step_index = 0
         self.device = embedding.device
         self.weights = position_weights(drafter.config.block_size, options.gamma)
-        lengths = [len(row.sample.input_ids) for row in rows]
-        if not any(n - 1 > row.sample.response_start for n, row in zip(lengths, rows, strict=True)):
+        lengths = rows.lengths()
+        starts = rows.response_starts()
+        if not any(length - start >= 2 for length, start in zip(lengths, starts, strict=True)):
             raise UserError(
                 "no sample has a response of two tokens or more, so there is nothing to train on; "
                 "raise --generate.max-new-tokens or use other prompts"
