@@ -1,0 +1,1 @@
+"""Thin entry points, one verb a file: parse, call, exit code."""

@@ -1,0 +1,1 @@
+"""The only place for Ray and MLflow: stages as fan-outs, the realign flow, the registry."""

@@ -1,0 +1,201 @@
+"""RealignConfig: everything a realignment can be told; one field = one docstring = one flag.
+
+Only pydantic and the standard library are imported here, so that `--help` answers at once. A field
+that is None is automatic: `pipelines.budget.resolve_budget` fills it for the machine found, unless
+its docstring names another source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Scalar = str | int | float | bool | None
+
+LayerType = Literal["full_attention", "sliding_attention"]
+
+
+class Section(BaseModel):
+    """A table of the configuration file: unknown keys are refused and values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class GenerateSection(Section):
+    """The target answers the training prompts."""
+
+    num_prompts: int | None = Field(None, ge=1)
+    """Training prompts answered, at most."""
+    max_new_tokens: int | None = Field(None, ge=2)
+    """Longest answer, in tokens."""
+    temperature: float = Field(0.0, ge=0.0, le=10.0)
+    """Sampling temperature of the training answers; 0 is greedy."""
+    batch_size: int | None = Field(None, ge=1)
+    """Prompts decoded together by one actor."""
+
+
+class ExtractSection(Section):
+    """The target's hidden states become Arrow shards."""
+
+    shard_tokens: int = Field(65_536, ge=1)
+    """Tokens per shard, about; a killed extraction repeats one shard per actor at most."""
+    batch_tokens: int = Field(4_096, ge=1)
+    """Tokens of one forward pass, about; a longer sample passes alone."""
+
+
+class DrafterSection(Section):
+    """The shape of a drafter that is trained from scratch; a champion keeps its own."""
+
+    num_layers: int | None = Field(None, ge=1, le=64)
+    """Decoder layers of the drafter."""
+    block_size: int | None = Field(None, ge=2, le=128)
+    """Tokens of one block: the last known token and the drafts after it."""
+    target_layer_ids: tuple[int, ...] | None = Field(None, min_length=1)
+    """Target layers that are tapped, counted from 0; unset: up to five, spread uniformly."""
+    init: Literal["target", "random"] = "target"
+    """Where a new drafter's layers come from: the target's own where shapes allow, or random."""
+    sliding_window: int | None = Field(None, ge=1)
+    """Window of the sliding layers, in tokens; unset: every layer sees everything."""
+    layer_types: tuple[LayerType, ...] | None = Field(None, min_length=1)
+    """Kind of each drafter layer; unset: all sliding with a sliding window, else all full."""
+
+
+class TrainSection(Section):
+    """The drafter learns the target's answers (recipe: arXiv 2602.06036)."""
+
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps; excludes epochs."""
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the training answers; excludes steps."""
+    learning_rate: float = Field(6e-4, gt=0.0, le=1.0)
+    """Peak learning rate of AdamW."""
+    warmup_fraction: float = Field(0.04, ge=0.0, le=1.0)
+    """Share of the steps that warm the learning rate up before the cosine to zero."""
+    clip_norm: float = Field(1.0, gt=0.0)
+    """Largest norm of the gradient."""
+    weight_decay: float = Field(0.0, ge=0.0, le=1.0)
+    """AdamW's weight decay on matrices."""
+    batch_tokens: int | None = Field(None, ge=1)
+    """Tokens of one optimizer step, over all workers."""
+    anchors_per_sequence: int | None = Field(None, ge=1)
+    """Blocks trained in each answer and epoch, at most."""
+    gamma: float | None = Field(None, gt=0.0)
+    """Decay of the loss along the block; unset: 7, 5, 4 for block 16, 10, 8, and in between."""
+    num_workers: int = Field(1, ge=1)
+    """Ray Train workers, one GPU each where there are GPUs."""
+    checkpoint_every: int = Field(100, ge=1)
+    """Steps between checkpoints; a killed training continues from the last one."""
+
+    @model_validator(mode="after")
+    def _one_duration(self) -> TrainSection:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("train.steps and train.epochs both say how long to train; give one of them")
+        return self
+
+
+class EvaluateSection(Section):
+    """Champion and candidate draft for the target on held-out prompts."""
+
+    num_prompts: int | None = Field(None, ge=1)
+    """Held-out prompts measured, at most."""
+    max_new_tokens: int | None = Field(None, ge=2)
+    """Longest answer, in tokens."""
+    temperature: float = Field(0.0, ge=0.0, le=10.0)
+    """Sampling temperature of the measured decoding; 0 is greedy and compared token for token."""
+
+
+class GateSection(Section):
+    """What a drafter must show to be promoted or certified."""
+
+    min_tau: float | None = Field(None, ge=1.0)
+    """Least mean acceptance length; excludes min_acceptance_rate; unset: 1.1 if neither is given."""
+    min_acceptance_rate: float | None = Field(None, ge=0.0, le=1.0)
+    """Least share of drafts accepted, (tau - 1) / (block_size - 1); excludes min_tau."""
+    max_loss: float = Field(0.03, ge=0.0, lt=1.0)
+    """Largest loss of tau against the champion, as a fraction, that still is not worse."""
+    certify_loss: float = Field(0.05, ge=0.0, lt=1.0)
+    """Largest loss of the champion's promised tau at which it is certified without training."""
+    confidence: float = Field(0.95, gt=0.5, lt=1.0)
+    """Confidence of the intervals."""
+    min_prompts: int = Field(8, ge=2)
+    """Fewest measured prompts that the gate decides on."""
+    num_resamples: int = Field(10_000, ge=100)
+    """Bootstrap resamples over prompts."""
+
+    @model_validator(mode="after")
+    def _one_threshold(self) -> GateSection:
+        if self.min_tau is not None and self.min_acceptance_rate is not None:
+            raise ValueError(
+                "gate.min_tau and gate.min_acceptance_rate say the same thing in two units; give one of them"
+            )
+        return self
+
+
+class ResourcesSection(Section):
+    """What the job takes of the machine or the cluster."""
+
+    actors: int | None = Field(None, ge=1)
+    """Ray actors that generate, extract and evaluate."""
+    gpus_per_actor: float | None = Field(None, ge=0.0)
+    """GPUs that each actor reserves."""
+    cpus_per_actor: float = Field(1.0, gt=0.0)
+    """CPUs that each actor reserves."""
+    threads: int | None = Field(None, ge=1)
+    """Torch threads of each actor and training worker."""
+
+
+class RealignConfig(Section):
+    """One realignment, whole."""
+
+    target: str = Field(min_length=1)
+    """Checkpoint to align with: a directory or a hub id."""
+    prompts: Path | None = None
+    """Training prompts, JSON lines; unset: the shipped set."""
+    eval_prompts: Path | None = None
+    """Held-out prompts for the gate, JSON lines; unset: the shipped set."""
+    store: str = Field("dflash-store", min_length=1)
+    """Where stage outputs are kept: a directory or an fsspec URI."""
+    tracking_uri: str | None = Field(None, min_length=1)
+    """MLflow tracking URI; unset: dflash-mlflow.db in the working directory."""
+    model_name: str | None = Field(None, min_length=1, pattern=r"^[^/:]+$")
+    """Registered model's name; unset: derived from the target's architecture, shape and tokenizer."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of everything that is drawn."""
+    mask_token_id: int | None = Field(None, ge=0)
+    """Row of the target's embedding that stands for a draft to fill; unset: an unused one is chosen."""
+    chat_template: Path | None = None
+    """Chat template file for a target that has none."""
+    from_scratch: bool = False
+    """Train a new drafter even when the registry has a champion to start from."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where models run; auto: on GPUs when the cluster has them."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the target; auto: bfloat16 on GPUs, float32 on CPUs."""
+    ray_address: str | None = Field(None, min_length=1)
+    """Ray cluster; unset: RAY_ADDRESS if set, else an own local Ray."""
+    generate: GenerateSection = GenerateSection()
+    extract: ExtractSection = ExtractSection()
+    drafter: DrafterSection = DrafterSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    gate: GateSection = GateSection()
+    resources: ResourcesSection = ResourcesSection()
+
+    def flat(self) -> dict[str, Scalar]:
+        """Dotted name -> scalar, for MLflow's params: paths as text, lists joined by commas."""
+        return dict(_flatten("", self))
+
+
+def _flatten(prefix: str, section: Section) -> Iterator[tuple[str, Scalar]]:
+    for name, value in section:
+        if isinstance(value, Section):
+            yield from _flatten(f"{prefix}{name}.", value)
+        elif isinstance(value, tuple):
+            yield f"{prefix}{name}", ",".join(map(str, value))
+        elif isinstance(value, Path):
+            yield f"{prefix}{name}", str(value)
+        else:
+            yield f"{prefix}{name}", value
