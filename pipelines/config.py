@@ -1,8 +1,9 @@
 """RealignConfig: everything a realignment can be told; one field = one docstring = one flag.
 
 Only pydantic and the standard library are imported here, so that `--help` answers at once. A field
-that is None is automatic: `pipelines.budget.resolve_budget` fills it for the machine found, unless
-its docstring names another source.
+that is None is automatic. How much to do (`generate`, `drafter`, `train`, `evaluate`) is filled in by
+`pipelines.budget`, where to do it (`device`, `dtype`, `resources`) by `pipelines.placement`; a
+docstring that says "unset" names its own rule.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class GenerateSection(Section):
     """The target answers the training prompts."""
 
     num_prompts: int | None = Field(None, ge=1)
-    """Training prompts answered, at most."""
+    """Training prompts answered, at most; auto on GPUs is all of them."""
     max_new_tokens: int | None = Field(None, ge=2)
     """Longest answer, in tokens."""
     temperature: float = Field(0.0, ge=0.0, le=10.0)
@@ -139,9 +140,9 @@ class ResourcesSection(Section):
 
     actors: int | None = Field(None, ge=1)
     """Ray actors that generate, extract and evaluate."""
-    gpus_per_actor: float | None = Field(None, ge=0.0)
+    gpus_per_actor: float | None = Field(None, gt=0.0)
     """GPUs that each actor reserves."""
-    cpus_per_actor: float = Field(1.0, gt=0.0)
+    cpus_per_actor: float | None = Field(None, gt=0.0)
     """CPUs that each actor reserves."""
     threads: int | None = Field(None, ge=1)
     """Torch threads of each actor and training worker."""

@@ -1,0 +1,162 @@
+"""What a person sees while a job runs: progress of the long stages, one-line news, peak memory.
+
+Everything goes to stderr; stdout belongs to results. On a terminal a stage is a bar; anywhere else it
+is plain log lines, one at the start, one every few seconds, one at the end.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+LOG_INTERVAL_SECONDS = 10.0
+
+Field = int | float | str
+
+
+class Progress(Protocol):
+    """A running stage's display."""
+
+    def advance(self, count: int = 1, **fields: Field) -> None:
+        """`count` more units are done. An int field is a count and adds up; others show the latest."""
+
+
+@contextmanager
+def progress(
+    stage: str,
+    total: int | None,
+    unit: str,
+    *,
+    done: int = 0,
+    log_interval_seconds: float = LOG_INTERVAL_SECONDS,
+) -> Iterator[Progress]:
+    """Show `stage` advancing towards `total` units, with rate and ETA.
+
+    total: None when it is not known (no ETA then). done: units finished by an earlier run, which count
+    as done but not towards the rate.
+    """
+    if sys.stderr.isatty():
+        with _bar(stage, total, unit, done) as bar:
+            yield _Bar(bar)
+        return
+    log = _Log(stage, total, unit, done, log_interval_seconds)
+    log.write("started")
+    try:
+        yield log
+    except BaseException:
+        log.write("stopped")
+        raise
+    log.write("finished")
+
+
+def say(message: str) -> None:
+    """One line of news, above a running bar on a terminal and timestamped anywhere else."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        tqdm.write(message, file=sys.stderr)
+    else:
+        print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
+
+
+def peak_rss_mb() -> float:
+    """Peak resident memory in MB: this process's, plus that of its largest ended child.
+
+    Ray's actors are children of Ray's own daemon, so they do not count here.
+    """
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    peak = sum(resource.getrusage(kind).ru_maxrss for kind in kinds)
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1024
+
+
+def _bar(stage: str, total: int | None, unit: str, done: int) -> tqdm:
+    from tqdm import tqdm
+
+    return tqdm(desc=stage, total=total, unit=f" {unit}", initial=done, file=sys.stderr, dynamic_ncols=True)
+
+
+class _Fields:
+    """The fields that a stage reports beside its count."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Field] = {}
+
+    def update(self, fields: dict[str, Field]) -> None:
+        for name, value in fields.items():
+            before = self._values.get(name, 0)
+            counts = isinstance(value, int) and isinstance(before, int)
+            self._values[name] = before + value if counts else value  # type: ignore[operator]
+
+    def texts(self) -> dict[str, str]:
+        return {name: _field_text(value) for name, value in self._values.items()}
+
+
+class _Bar:
+    """A tqdm bar."""
+
+    def __init__(self, bar: tqdm) -> None:
+        self._bar, self._fields = bar, _Fields()
+
+    def advance(self, count: int = 1, **fields: Field) -> None:
+        self._fields.update(fields)
+        self._bar.set_postfix(self._fields.texts(), refresh=False)
+        self._bar.update(count)
+
+
+class _Log:
+    """Plain lines, for a log file or a job's output."""
+
+    def __init__(self, stage: str, total: int | None, unit: str, done: int, interval_seconds: float) -> None:
+        self._stage, self._total, self._unit = stage, total, unit
+        self._first, self._done = done, done
+        self._interval = interval_seconds
+        self._fields = _Fields()
+        self._began = self._written = time.monotonic()
+
+    def advance(self, count: int = 1, **fields: Field) -> None:
+        self._fields.update(fields)
+        self._done += count
+        if time.monotonic() - self._written >= self._interval:
+            self.write()
+
+    def write(self, event: str = "") -> None:
+        now = time.monotonic()
+        self._written = now
+        total = "" if self._total is None else f"/{self._total:,}"
+        parts = [f"{self._stage}: {event} {self._done:,}{total} {self._unit}".replace(":  ", ": ")]
+        seconds, fresh = now - self._began, self._done - self._first
+        if fresh and seconds > 0:
+            parts.append(f"{_rate_text(fresh / seconds)} {self._unit}/s")
+        if event in ("finished", "stopped"):
+            parts.append(f"{_duration_text(seconds)}")
+        elif fresh and self._total is not None:
+            parts.append(f"ETA {_duration_text((self._total - self._done) * seconds / fresh)}")
+        parts += [f"{name} {text}" for name, text in self._fields.texts().items()]
+        say(" · ".join(parts))
+
+
+def _rate_text(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _field_text(value: Field) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def _duration_text(seconds: float) -> str:
+    """`7s`, `2m05s`, `1h02m`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole // 60 % 60:02d}m"
