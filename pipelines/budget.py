@@ -47,6 +47,8 @@ def resolve_budget(
         for name in ("generate", "evaluate"):
             wanted = automatic[name]["max_new_tokens"]
             automatic[name]["max_new_tokens"] = max(2, min(wanted, max_positions // 4))
+    if config.drafter.layer_types is not None:
+        automatic["drafter"]["num_layers"] = len(config.drafter.layer_types)
     if config.train.steps is not None or config.train.epochs is not None:
         automatic["train"].update(steps=None, epochs=None)
     if config.gate.min_acceptance_rate is None:

@@ -63,6 +63,19 @@ class DrafterSection(Section):
     layer_types: tuple[LayerType, ...] | None = Field(None, min_length=1)
     """Kind of each drafter layer; unset: all sliding with a sliding window, else all full."""
 
+    @model_validator(mode="after")
+    def _layers_agree(self) -> DrafterSection:
+        if self.layer_types is None:
+            return self
+        if self.num_layers not in (None, len(self.layer_types)):
+            raise ValueError(
+                f"drafter.layer_types names {len(self.layer_types)} layers but drafter.num_layers is "
+                f"{self.num_layers}; give one of them"
+            )
+        if "sliding_attention" in self.layer_types and self.sliding_window is None:
+            raise ValueError("drafter.layer_types has sliding layers; give drafter.sliding_window too")
+        return self
+
 
 class TrainSection(Section):
     """The drafter learns the target's answers (recipe: arXiv 2602.06036)."""
@@ -114,7 +127,7 @@ class GateSection(Section):
     min_tau: float | None = Field(None, ge=1.0)
     """Least mean acceptance length; excludes min_acceptance_rate; unset: 1.1 if neither is given."""
     min_acceptance_rate: float | None = Field(None, ge=0.0, le=1.0)
-    """Least share of drafts accepted, (tau - 1) / (block_size - 1); excludes min_tau."""
+    """Least share of drafts accepted, (tau - 1) / (block_size - 1); unset: min_tau decides."""
     max_loss: float = Field(0.03, ge=0.0, lt=1.0)
     """Largest loss of tau against the champion, as a fraction, that still is not worse."""
     certify_loss: float = Field(0.05, ge=0.0, lt=1.0)
@@ -168,7 +181,7 @@ class RealignConfig(Section):
     mask_token_id: int | None = Field(None, ge=0)
     """Row of the target's embedding that stands for a draft to fill; unset: an unused one is chosen."""
     chat_template: Path | None = None
-    """Chat template file for a target that has none."""
+    """Chat template file; unset: the target's own."""
     from_scratch: bool = False
     """Train a new drafter even when the registry has a champion to start from."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

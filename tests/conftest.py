@@ -1,6 +1,7 @@
 """Environment of every test and of every process that a test starts.
 
-Set before any library is imported: one thread each, no network, nothing written to the user's home.
+Set before any library is imported: one thread each, no network, nothing written to the user's home or
+to the checkout.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+
+from hypothesis import settings
 
 _HOME = tempfile.mkdtemp(prefix="dflash-test-home-")
 
@@ -22,6 +25,10 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     TOKENIZERS_PARALLELISM="false",
 )
+
+# The machine is shared: no deadline. The same examples every time: a red build can be repeated.
+settings.register_profile("dflash", deadline=None, derandomize=True, database=None)
+settings.load_profile("dflash")
 
 
 def pytest_unconfigure() -> None:
