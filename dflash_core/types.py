@@ -165,6 +165,9 @@ class GateCheck:
     measured: str
     required: str
     explanation: str
+    interval: Interval | None = None
+    """What was measured, where it is a number: the verdict says how it lies to `threshold`."""
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,8 @@ class GateDecision:
     ratio: Interval | None
     """τ of the candidate / τ of the champion, paired over prompts."""
     num_prompts: int
+    confidence: float = 0.95
+    """Of every interval here."""
 
 
 class Outcome(StrEnum):
