@@ -113,6 +113,7 @@ class _Proposer:
     def __init__(self, target: Target, drafter: Drafter, sampler: _Sampler) -> None:
         self.target, self.drafter, self.sampler = target, drafter, sampler
         self.cache = ContextCache()
+        self.exhausted = False
 
     def propose(self, anchor: int, features: Tensor, room: int) -> tuple[Tensor | None, Tensor | None]:
         """Drafts [k] and, when sampling, their distributions [k, vocab].
@@ -122,7 +123,9 @@ class _Proposer:
         """
         config = self.drafter.config
         size = min(config.block_size, room + 1)
-        if self.cache.length + features.shape[0] + size > config.max_positions:
+        # For good: the features of a round without drafts are never read, so the context has a hole.
+        self.exhausted |= self.cache.length + features.shape[0] + size > config.max_positions
+        if self.exhausted:
             return None, None
         ids = torch.full((size,), config.mask_token_id, device=features.device)
         ids[0] = anchor
