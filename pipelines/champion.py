@@ -1,0 +1,55 @@
+"""The drafter that serves now: fetched from the registry, verified, and kept in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_core import tags as t
+from dflash_core.artifacts import Workspace
+from dflash_core.drafter_config import DrafterConfig, read_drafter_config
+from pipelines.context import Context
+from pipelines.evaluate import Subject
+from pipelines.plan import Plan
+from pipelines.registry import RegisteredDrafter, Registry
+
+CODE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Champion:
+    """A registered drafter, at hand on disk."""
+
+    registered: RegisteredDrafter
+    directory: Path
+    drafter: DrafterConfig
+
+    @property
+    def fingerprint(self) -> str:
+        return self.registered.drafter_fingerprint
+
+    @property
+    def promised_tau(self) -> float:
+        """What the gate measured when this drafter was promoted."""
+        return float(self.registered.tags[t.TAU])
+
+    @property
+    def subject(self) -> Subject:
+        return Subject("champion", self.directory, self.fingerprint, self.drafter.block_size)
+
+
+def fetch_champion(context: Context, registry: Registry, registered: RegisteredDrafter) -> Champion:
+    """Download a registered drafter (once per store). Raises UserError if its files do not match."""
+
+    def body(workspace: Workspace) -> dict[str, Any]:
+        with workspace.scratch() as scratch:
+            directory = registry.download(registered.version, scratch / "drafter")
+            for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+                workspace.put(f"drafter/{path.relative_to(directory)}", path)
+        return {"model": registered.name, "version": registered.version}
+
+    inputs = {"drafter": registered.drafter_fingerprint}
+    result = Plan("champion", inputs, CODE_VERSION).run(context, body)
+    directory = result.artifact.local_dir() / "drafter"
+    return Champion(registered, directory, read_drafter_config(directory))

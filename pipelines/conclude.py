@@ -1,0 +1,247 @@
+"""The end of a realignment: the report, the run in MLflow, and the registry's new state.
+
+Order matters for a crash: report, then the run, then the version, then the aliases, then the note that
+this request is settled. Each step finds what an earlier, killed run left and goes on from there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dflash_core import tags as t
+from dflash_core.acceptance import acceptance_by_position
+from dflash_core.artifacts import Workspace
+from dflash_core.fingerprint import fingerprint
+from dflash_core.gate import one_sentence
+from dflash_core.report import RealignReport, write_report
+from dflash_core.types import AcceptanceReport, GateDecision, Interval, Outcome
+from pipelines import settled
+from pipelines.champion import Champion
+from pipelines.evaluate import Subject, acceptance
+from pipelines.plan import Plan
+from pipelines.prepare import Prepared
+from pipelines.registry import RegisteredDrafter
+from pipelines.result import RealignResult
+from pipelines.stage import StageResult
+
+CODE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the flow has made and measured so far."""
+
+    inspected: StageResult
+    stages: tuple[StageResult, ...] = ()
+    champion: Champion | None = None
+    champion_report: AcceptanceReport | None = None
+    corpus: StageResult | None = None
+    features: StageResult | None = None
+    trained: StageResult | None = None
+    candidate: Subject | None = None
+    candidate_report: AcceptanceReport | None = None
+
+    def with_champion(self, champion: Champion, measured: StageResult) -> Evidence:
+        return replace(
+            self,
+            stages=(*self.stages, replace(measured, name="evaluate champion")),
+            champion=champion,
+            champion_report=acceptance(measured),
+        )
+
+    def with_training(self, corpus: StageResult, features: StageResult, trained: StageResult) -> Evidence:
+        stages = (*self.stages, corpus, features, trained)
+        return replace(self, stages=stages, corpus=corpus, features=features, trained=trained)
+
+    def with_candidate(self, candidate: Subject, measured: StageResult) -> Evidence:
+        return replace(
+            self,
+            stages=(*self.stages, replace(measured, name="evaluate candidate")),
+            candidate=candidate,
+            candidate_report=acceptance(measured),
+        )
+
+    @property
+    def all_stages(self) -> tuple[StageResult, ...]:
+        return (self.inspected, *self.stages)
+
+
+def conclude(prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence) -> RealignResult:
+    """Write down what was decided, and let serving see it. Raises LeaseHeldError if another run promotes."""
+    reported = _report(prepared, outcome, decision, evidence)
+    with prepared.context.store.lease(f"promote-{prepared.registry.name}"):
+        run_id = _log_run(prepared, outcome, decision, evidence, reported)
+        version = _register(prepared, outcome, decision, evidence, run_id)
+    candidate, champion = evidence.candidate_report, evidence.champion_report
+    checkpoint = prepared.context.checkpoint
+    certified = outcome is Outcome.CERTIFIED
+    result = RealignResult(
+        outcome=outcome,
+        reason=one_sentence(decision),
+        target_path=str(checkpoint.path),
+        target_fingerprint=checkpoint.fingerprint,
+        # What the gate looked at is the champion where nothing was trained.
+        tau_champion=_estimate(decision.tau_candidate if certified else decision.tau_champion, champion),
+        tau_candidate=None if certified else _estimate(decision.tau_candidate, candidate),
+        model_name=prepared.registry.name,
+        model_version=version.version if version else None,
+        report=str(reported.artifact.local("report.html")),
+        stages=(*evidence.all_stages, reported),
+    )
+    settled.keep(prepared.context, prepared.registry, prepared.request, result)
+    return result
+
+
+def _estimate(interval: Interval | None, report: AcceptanceReport | None) -> float | None:
+    return interval.estimate if interval is not None and report is not None else None
+
+
+def _report(
+    prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence
+) -> StageResult:
+    """Stage `gate`: the decision with everything it rests on, for people and for programs."""
+    context = prepared.context
+
+    def body(workspace: Workspace) -> dict[str, Any]:
+        report = RealignReport(
+            outcome=outcome,
+            model_name=prepared.registry.name,
+            model_version=evidence.champion.registered.version
+            if outcome is Outcome.CERTIFIED and evidence.champion
+            else None,
+            target_path=str(context.checkpoint.path),
+            target_fingerprint=context.checkpoint.fingerprint,
+            drafter_fingerprint=_subject(evidence).fingerprint,
+            decision=decision,
+            candidate=evidence.candidate_report,
+            champion=evidence.champion_report,
+            stages=tuple((s.name, s.identity, s.seconds, s.cached) for s in evidence.all_stages),
+            lineage=_lineage(prepared, evidence),
+            settings=context.config.flat(),
+            mask_token_reason=prepared.mask_token.reason,
+            created_at=t.utc_now(),
+        )
+        with workspace.scratch() as scratch:
+            write_report(scratch, report)
+            for name in ("report.json", "report.html"):
+                workspace.put(name, scratch / name)
+        return {"outcome": outcome.value, "verdict": decision.verdict.value}
+
+    inputs = {
+        "request": prepared.request,
+        "drafter": _subject(evidence).fingerprint,
+        "champion": evidence.champion.fingerprint if evidence.champion else None,
+        "policy": context.config.gate.model_dump(),
+    }
+    return Plan("gate", inputs, CODE_VERSION).run(context, body)
+
+
+def _subject(evidence: Evidence) -> Subject:
+    """The drafter that the decision is about."""
+    if evidence.candidate is not None:
+        return evidence.candidate
+    assert evidence.champion is not None
+    return evidence.champion.subject
+
+
+def _lineage(prepared: Prepared, evidence: Evidence) -> dict[str, str]:
+    """Version tags of a drafter trained here: what it was made of."""
+    lineage = {
+        t.TARGET_FINGERPRINT: prepared.context.checkpoint.fingerprint,
+        t.TARGET_PATH: str(prepared.context.checkpoint.path),
+        t.CONFIG_FINGERPRINT: fingerprint(prepared.context.config.flat()),
+        t.JOB_IDENTITY: prepared.request,
+        t.GIT_SHA: _git_sha(),
+    }
+    if evidence.corpus and evidence.features:
+        lineage[t.CORPUS_FINGERPRINT] = evidence.corpus.identity
+        lineage[t.FEATURES_FINGERPRINT] = evidence.features.identity
+    if evidence.champion and not prepared.context.config.from_scratch:
+        lineage[t.PARENT_VERSION] = str(evidence.champion.registered.version)
+    return lineage
+
+
+def _git_sha() -> str:
+    """The commit that this code stands at; empty where it is installed without its history."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _log_run(
+    prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence, reported: StageResult
+) -> str:
+    champion = evidence.champion
+    parent = champion.fingerprint[:12] if champion else "none"
+    tags = {
+        t.OUTCOME: outcome.value,
+        t.VERDICT: decision.verdict.value,
+        t.REASON: one_sentence(decision),
+        t.TARGET_FINGERPRINT: prepared.context.checkpoint.fingerprint,
+        t.TARGET_PATH: str(prepared.context.checkpoint.path),
+        # The same request against another champion is another run.
+        t.JOB_IDENTITY: f"{prepared.request}-{parent}",
+    }
+    if champion is not None:
+        tags[t.CHAMPION_VERSION] = str(champion.registered.version)
+    if outcome is Outcome.CERTIFIED and champion is not None:
+        tags[t.DRAFTER_VERSION] = str(champion.registered.version)
+    metrics = {f"{t.STAGE_SECONDS_PREFIX}{s.name.replace(' ', '_')}": s.seconds for s in evidence.all_stages}
+    curves = {}
+    if evidence.candidate_report is not None:
+        metrics |= t.interval_metrics(t.TAU_CANDIDATE, decision.tau_candidate)
+        curves[t.ACCEPTANCE_CANDIDATE] = acceptance_by_position(evidence.candidate_report)
+    champion_tau = decision.tau_champion if evidence.candidate_report else decision.tau_candidate
+    if evidence.champion_report is not None and champion_tau is not None:
+        metrics |= t.interval_metrics(t.TAU_CHAMPION, champion_tau)
+        curves[t.ACCEPTANCE_CHAMPION] = acceptance_by_position(evidence.champion_report)
+    return prepared.registry.log_run(
+        tags=tags,
+        params=prepared.context.config.flat(),
+        metrics=metrics,
+        step_metrics=curves,
+        report_dir=reported.artifact.local_dir(),
+    )
+
+
+def _register(
+    prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence, run_id: str
+) -> RegisteredDrafter | None:
+    """Bring the registry to the state that the outcome asks for. A rejected drafter leaves no version."""
+    registry = prepared.registry
+    entry: t.ServeEntry = {
+        "target_fingerprint": prepared.context.checkpoint.fingerprint,
+        "target_path": str(prepared.context.checkpoint.path),
+        "tau": decision.tau_candidate.estimate,
+        "tau_low": decision.tau_candidate.low,
+        "tau_high": decision.tau_candidate.high,
+        "outcome": outcome.value,
+        "job_identity": prepared.request,
+        "run_id": run_id,
+        "at": t.utc_now(),
+    }
+    if outcome is Outcome.REJECTED:
+        return None
+    if outcome is Outcome.CERTIFIED:
+        assert evidence.champion is not None
+        return registry.certify(evidence.champion.registered.version, entry)
+    candidate = _subject(evidence)
+    tags = {
+        **_lineage(prepared, evidence),
+        t.DRAFTER_FINGERPRINT: candidate.fingerprint,
+        t.BLOCK_SIZE: str(candidate.block_size),
+        t.TAU: repr(decision.tau_candidate.estimate),
+        t.TAU_LOW: repr(decision.tau_candidate.low),
+        t.TAU_HIGH: repr(decision.tau_candidate.high),
+        t.GATE: decision.verdict.value,
+        t.OUTCOME: outcome.value,
+    }
+    registered = registry.register(candidate.directory, run_id, tags)
+    if outcome is Outcome.HELD:
+        return registry.hold(registered.version)
+    return registry.promote(registered.version, entry)

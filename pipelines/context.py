@@ -1,0 +1,25 @@
+"""What every stage of one realignment shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dflash_core.artifacts import Store
+from dflash_core.types import Checkpoint
+from pipelines.config import RealignConfig
+from pipelines.placement import Placement
+from pipelines.stage import OnEvent
+
+
+@dataclass(frozen=True)
+class Context:
+    """One realignment's surroundings: resolved configuration, store, validated target, placement."""
+
+    config: RealignConfig
+    store: Store
+    checkpoint: Checkpoint
+    placement: Placement
+    connect: Callable[[], object]
+    """Starts or joins Ray; called only when a stage really has work to hand out."""
+    on_event: OnEvent

@@ -1,0 +1,64 @@
+"""Drafters on their way through the flow: the shape of a new one, the trained one, what the gate asks of it."""
+
+from __future__ import annotations
+
+from dflash_core.acceptance import tau_from_rate
+from dflash_core.drafter_config import DrafterConfig, config_for_target
+from dflash_core.errors import UserError
+from dflash_core.gate import GatePolicy
+from pipelines.config import RealignConfig
+from pipelines.drafter_identity import FILES, drafter_fingerprint
+from pipelines.evaluate import Subject
+from pipelines.prepare import Prepared
+from pipelines.stage import StageResult
+
+_DEFAULT_MIN_TAU = 1.1
+"""Below this a drafter cannot pay for its own passes, whatever the machine."""
+
+
+def drafter_config(prepared: Prepared) -> DrafterConfig:
+    """The shape of a drafter trained from nothing for this target. Raises UserError if it cannot be."""
+    options, checkpoint = prepared.context.config.drafter, prepared.context.checkpoint
+    return config_for_target(
+        checkpoint.config,
+        mask_token_id=prepared.mask_token.id,
+        block_size=options.block_size or 16,
+        num_layers=options.num_layers or 5,
+        target_layer_ids=options.target_layer_ids,
+        sliding_window=options.sliding_window,
+        layer_types=options.layer_types,
+    )
+
+
+def candidate_of(trained: StageResult, shape: DrafterConfig) -> Subject:
+    """The drafter that a train stage left."""
+    records = {r.name: r.sha256 for r in trained.artifact.files if r.name.startswith("drafter/")}
+    return Subject(
+        role="candidate",
+        directory=trained.artifact.local_dir() / "drafter",
+        fingerprint=drafter_fingerprint({name: records[f"drafter/{name}"] for name in FILES}),
+        block_size=shape.block_size,
+    )
+
+
+def gate_policy(config: RealignConfig, block_size: int) -> GatePolicy:
+    """The configured gate, its threshold turned into τ. Raises UserError for a τ beyond the block."""
+    gate = config.gate
+    min_tau = gate.min_tau
+    if min_tau is None:
+        rate = gate.min_acceptance_rate
+        min_tau = _DEFAULT_MIN_TAU if rate is None else tau_from_rate(rate, block_size)
+    if min_tau > block_size:
+        raise UserError(
+            f"--gate.min-tau {min_tau} can never be reached with a block size of {block_size}; "
+            "lower it or raise --drafter.block-size"
+        )
+    return GatePolicy(
+        min_tau=min_tau,
+        max_loss=gate.max_loss,
+        certify_loss=gate.certify_loss,
+        confidence=gate.confidence,
+        min_prompts=gate.min_prompts,
+        num_resamples=gate.num_resamples,
+        seed=config.seed,
+    )

@@ -1,0 +1,112 @@
+"""Stage `evaluate`: acceptance of a drafter on the target, measured by decoding the gate prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_core.acceptance import from_json, tau, to_json
+from dflash_core.artifacts import Workspace
+from dflash_core.types import AcceptanceReport, PromptResult
+from pipelines.context import Context
+from pipelines.plan import Plan
+from pipelines.sharded import Row, work_off
+from pipelines.stage import StageResult
+from pipelines.telemetry import progress
+
+CODE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A drafter to be measured."""
+
+    role: str
+    """"champion" or "candidate": how the progress bar calls it."""
+    directory: Path
+    fingerprint: str
+    block_size: int
+
+
+def plan(context: Context, gate_prompts: str, drafter_fingerprint: str) -> Plan:
+    """What a measurement depends on."""
+    inputs = {
+        "target": context.checkpoint.fingerprint,
+        "drafter": drafter_fingerprint,
+        "prompts": gate_prompts,
+        "dtype": context.placement.dtype,
+        "stop_ids": list(context.checkpoint.eos_ids),
+        "seed": context.config.seed,
+        **_decoding(context),
+    }
+    return Plan("evaluate", inputs, CODE_VERSION)
+
+
+def run(
+    context: Context, gate_prompts: str, inspected: StageResult, subject: Subject
+) -> StageResult:
+    """`acceptance.json` of a drafter on the gate prompts (of fingerprint `gate_prompts`); resumable by prompt."""
+    options, checkpoint = context.config.evaluate, context.checkpoint
+    num_prompts = inspected.artifact.meta["num_gate"]
+
+    def body(workspace: Workspace) -> dict[str, Any]:
+        with progress(f"evaluate {subject.role}", num_prompts, "prompts") as bar:
+            rows = work_off(
+                workspace,
+                _worker,
+                {
+                    "checkpoint": checkpoint,
+                    "placement": context.placement,
+                    "workspace": workspace,
+                    "prompts_path": str(inspected.artifact.local("gate.jsonl")),
+                    "drafter_dir": str(subject.directory),
+                    "decoding": _decoding(context),
+                    "seed": context.config.seed,
+                },
+                [{"name": f"prompt-{i:05d}", "prompt": i} for i in range(num_prompts)],
+                context.placement,
+                context.connect,
+                lambda row: bar.advance(1, tokens=sum(row["emitted"]), rounds=len(row["emitted"])),
+            )
+        report = AcceptanceReport(
+            block_size=subject.block_size,
+            prompts=tuple(_result(row) for row in rows),
+            drafter_fingerprint=subject.fingerprint,
+            target_fingerprint=checkpoint.fingerprint,
+            temperature=options.temperature,
+            max_new_tokens=options.max_new_tokens or 0,
+        )
+        workspace.put_json("acceptance.json", to_json(report))
+        return {"tau": tau(report), "tokens": report.tokens, "rounds": report.rounds}
+
+    return plan(context, gate_prompts, subject.fingerprint).run(context, body)
+
+
+def _decoding(context: Context) -> dict[str, Any]:
+    options = context.config.evaluate
+    return {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+
+
+def acceptance(evaluated: StageResult) -> AcceptanceReport:
+    """What an evaluate stage measured."""
+    return from_json(json.loads(evaluated.artifact.local("acceptance.json").read_text(encoding="utf-8")))
+
+
+def _result(row: Row) -> PromptResult:
+    return PromptResult(
+        id=row["id"],
+        domain=row["domain"],
+        accepted=tuple(row["accepted"]),
+        emitted=tuple(row["emitted"]),
+        num_response_tokens=row["num_response_tokens"],
+        seconds=row["seconds"],
+        lossless=row["lossless"],
+    )
+
+
+def _worker() -> type:
+    from pipelines.workers import EvaluateWorker
+
+    return EvaluateWorker

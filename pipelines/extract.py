@@ -1,0 +1,78 @@
+"""Stage `extract`: hidden features of every sample, in Arrow shards written by the actors themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_core.artifacts import Workspace
+from pipelines.context import Context
+from pipelines.plan import Plan
+from pipelines.sharded import Row, work_off
+from pipelines.stage import StageResult
+from pipelines.telemetry import progress
+
+CODE_VERSION = 1
+
+
+def plan(context: Context, generate_identity: str, layer_ids: tuple[int, ...]) -> Plan:
+    """What the features of decoder layers `layer_ids` depend on."""
+    inputs = {
+        "target": context.checkpoint.fingerprint,
+        "samples": generate_identity,
+        "layer_ids": list(layer_ids),
+        "shard_tokens": context.config.extract.shard_tokens,
+        "dtype": context.placement.dtype,
+    }
+    return Plan("extract", inputs, CODE_VERSION)
+
+
+def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
+    """Features in `features-NNNNN.arrow`; resumable shard by shard."""
+    layer_ids = tuple(planned.inputs["layer_ids"])
+
+    def body(workspace: Workspace) -> dict[str, Any]:
+        tasks = _tasks(generated, context.config.extract.shard_tokens)
+        with progress("extract", generated.artifact.meta["samples"], "samples") as bar:
+            rows = work_off(
+                workspace,
+                _worker,
+                {
+                    "checkpoint": context.checkpoint,
+                    "placement": context.placement,
+                    "workspace": workspace,
+                    "layer_ids": layer_ids,
+                    "batch_tokens": context.config.extract.batch_tokens,
+                },
+                tasks,
+                context.placement,
+                context.connect,
+                lambda row: bar.advance(row["samples"], tokens=row["tokens"], bytes=row["bytes"]),
+            )
+        totals = {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "bytes", "seconds")}
+        return {**totals, "shards": [row["name"] for row in rows], "layer_ids": list(layer_ids)}
+
+    return planned.run(context, body)
+
+
+def _tasks(generated: StageResult, shard_tokens: int) -> list[Row]:
+    """One task per run of sample files that together hold about `shard_tokens` tokens.
+
+    Sizes are judged by bytes of JSON (about six per token), so that no file need be read here.
+    """
+    groups: list[list[str]] = [[]]
+    tokens = 0
+    for record in generated.artifact.files:
+        if not record.name.startswith("samples-"):
+            continue
+        if groups[-1] and tokens >= shard_tokens:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(str(generated.artifact.local(record.name)))
+        tokens += record.num_bytes // 6
+    return [{"name": f"features-{i:05d}.arrow", "samples": files} for i, files in enumerate(groups)]
+
+
+def _worker() -> type:
+    from pipelines.workers import ExtractWorker
+
+    return ExtractWorker

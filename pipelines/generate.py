@@ -1,0 +1,83 @@
+"""Stage `generate`: the new target answers the training prompts, fanned out over actors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_core.artifacts import Workspace
+from dflash_core.errors import UserError
+from pipelines.context import Context
+from pipelines.plan import Plan
+from pipelines.sharded import Row, work_off
+from pipelines.stage import StageResult
+from pipelines.telemetry import progress
+
+CODE_VERSION = 1
+
+
+def plan(context: Context, train_prompts: str) -> Plan:
+    """What the answers depend on."""
+    inputs = {
+        "target": context.checkpoint.fingerprint,
+        "prompts": train_prompts,
+        "dtype": context.placement.dtype,
+        "stop_ids": list(context.checkpoint.eos_ids),
+        "batch_size": context.config.generate.batch_size,
+        "seed": context.config.seed,
+        **_settings(context),
+    }
+    return Plan("generate", inputs, CODE_VERSION)
+
+
+def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
+    """Samples in `samples-NNNNN.jsonl`, one shard per batch of prompts; resumable shard by shard."""
+    config, num_prompts = context.config, inspected.artifact.meta["num_train"]
+
+    def body(workspace: Workspace) -> dict[str, Any]:
+        with progress("generate", num_prompts, "prompts") as bar:
+            rows = work_off(
+                workspace,
+                _worker,
+                {
+                    "checkpoint": context.checkpoint,
+                    "placement": context.placement,
+                    "workspace": workspace,
+                    "prompts_path": str(inspected.artifact.local("train.jsonl")),
+                    "settings": _settings(context),
+                },
+                _tasks(num_prompts, config.generate.batch_size or 8, config.seed),
+                context.placement,
+                context.connect,
+                lambda row: bar.advance(row["prompts"], tokens=row["tokens"]),
+            )
+        if not any(row["tokens"] > row["samples"] for row in rows):
+            raise UserError(
+                f"{context.checkpoint.path} answers every prompt with one token at most, so there is nothing "
+                "to train on; check its chat template"
+            )
+        return {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "seconds")}
+
+    return planned.run(context, body)
+
+
+def _settings(context: Context) -> dict[str, Any]:
+    options = context.config.generate
+    return {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+
+
+def _tasks(num_prompts: int, batch_size: int, seed: int) -> list[Row]:
+    """One task per batch of neighboring prompts."""
+    return [
+        {
+            "name": f"samples-{number:05d}.jsonl",
+            "prompts": list(range(start, min(start + batch_size, num_prompts))),
+            "seed": seed + number,
+        }
+        for number, start in enumerate(range(0, num_prompts, batch_size))
+    ]
+
+
+def _worker() -> type:
+    from pipelines.workers import GenerateWorker
+
+    return GenerateWorker

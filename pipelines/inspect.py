@@ -1,0 +1,142 @@
+"""Stage `inspect`: choose the prompts, render every one as serving would, check that it fits, freeze them.
+
+Its artifact is what later stages read: `train.jsonl` and `gate.jsonl`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+
+from dflash_core.artifacts import Workspace
+from dflash_core.errors import UserError
+from dflash_core.fingerprint import fingerprint
+from dflash_core.prompts import load_prompts, prompts_fingerprint, shipped_prompts, write_prompts
+from dflash_core.types import Checkpoint, Prompt
+from pipelines.config import RealignConfig
+from pipelines.context import Context
+from pipelines.plan import Plan
+from pipelines.stage import StageResult
+
+CODE_VERSION = 1
+_GATE_SHARE = 8
+"""One prompt in so many of the user's own is held out when no gate prompts are given."""
+
+
+@dataclass(frozen=True)
+class PromptSets:
+    """The prompts to train on and those to gate on; no conversation is in both."""
+
+    train: tuple[Prompt, ...]
+    gate: tuple[Prompt, ...]
+    source: str
+    """Where they come from, in words."""
+    num_contaminated: int
+    """Training prompts left out because the gate asks the same."""
+
+    @cached_property
+    def train_fingerprint(self) -> str:
+        return prompts_fingerprint(list(self.train))
+
+    @cached_property
+    def gate_fingerprint(self) -> str:
+        return prompts_fingerprint(list(self.gate))
+
+
+def choose_prompts(config: RealignConfig) -> PromptSets:
+    """The prompts that the config names, or the shipped ones; disjoint by text.
+
+    With training prompts of the user's but no gate prompts, a share of them, chosen by the hash of
+    their text so that it never changes, is held out. Raises UserError if a file is unusable.
+    """
+    train = load_prompts(config.prompts) if config.prompts else shipped_prompts("train")
+    if config.eval_prompts:
+        gate, source = load_prompts(config.eval_prompts), f"{config.eval_prompts}"
+    elif config.prompts:
+        gate = [p for p in train if _held_out(p)]
+        train = [p for p in train if not _held_out(p)]
+        source = f"one in {_GATE_SHARE} of {config.prompts}"
+        if not gate:
+            raise UserError(
+                f"{config.prompts} is too small to hold gate prompts out of it; pass --eval-prompts"
+            )
+    else:
+        gate, source = shipped_prompts("gate"), "the shipped gate prompts"
+    asked = {_text_key(p) for p in gate}
+    kept = [p for p in train if _text_key(p) not in asked]
+    if not kept:
+        raise UserError("every training prompt is also a gate prompt; pass other --prompts")
+    return PromptSets(
+        train=tuple(_subset(kept, config.generate.num_prompts, config.seed)),
+        gate=tuple(_subset(gate, config.evaluate.num_prompts, config.seed)),
+        source=f"{config.prompts or 'the shipped prompts'}; gated on {source}",
+        num_contaminated=len(train) - len(kept),
+    )
+
+
+def _text_key(prompt: Prompt) -> str:
+    return fingerprint([[m.content for m in prompt.history], [" ".join(t.split()) for t in prompt.turns]])
+
+
+def _held_out(prompt: Prompt) -> bool:
+    return int(_text_key(prompt)[:8], 16) % _GATE_SHARE == 0
+
+
+def _subset(prompts: list[Prompt], count: int | None, seed: int) -> list[Prompt]:
+    """`count` prompts drawn over all domains, in their own order."""
+    if count is None or count >= len(prompts):
+        return prompts
+    chosen = sorted(random.Random(seed).sample(range(len(prompts)), count))
+    return [prompts[i] for i in chosen]
+
+
+def plan(context: Context, prompts: PromptSets) -> Plan:
+    """What the frozen prompts depend on."""
+    inputs = {
+        "target": context.checkpoint.fingerprint,
+        "train": prompts.train_fingerprint,
+        "gate": prompts.gate_fingerprint,
+        "train_new_tokens": context.config.generate.max_new_tokens,
+        "gate_new_tokens": context.config.evaluate.max_new_tokens,
+    }
+    return Plan("inspect", inputs, CODE_VERSION)
+
+
+def run(context: Context, planned: Plan, prompts: PromptSets) -> StageResult:
+    """Freeze the prompts for this target. Raises UserError if one of them does not fit."""
+    checkpoint, config = context.checkpoint, context.config
+
+    def body(workspace: Workspace) -> dict[str, object]:
+        tokens = {
+            "train": _check(checkpoint, prompts.train, config.generate.max_new_tokens or 0),
+            "gate": _check(checkpoint, prompts.gate, config.evaluate.max_new_tokens or 0),
+        }
+        with workspace.scratch() as scratch:
+            for name, chosen in (("train.jsonl", prompts.train), ("gate.jsonl", prompts.gate)):
+                write_prompts(scratch / name, list(chosen))
+                workspace.put(name, scratch / name)
+        return {
+            "num_train": len(prompts.train),
+            "num_gate": len(prompts.gate),
+            "num_contaminated": prompts.num_contaminated,
+            "prompt_tokens": tokens,
+            "source": prompts.source,
+        }
+
+    return planned.run(context, body)
+
+
+def _check(checkpoint: Checkpoint, prompts: tuple[Prompt, ...], max_new_tokens: int) -> int:
+    """Total tokens of the rendered first turns. Raises UserError if one leaves no room to answer."""
+    from dflash_core.checkpoint import load_tokenizer
+    from dflash_core.corpus import check_length, opening, render
+
+    tokenizer = load_tokenizer(checkpoint)
+    total = 0
+    for prompt in prompts:
+        length = len(render(tokenizer, opening(prompt)))
+        # A later turn stands after the earlier answers, which may each be as long as allowed.
+        check_length(prompt.id, length, max_new_tokens * len(prompt.turns), checkpoint.config.max_positions)
+        total += length
+    return total

@@ -1,0 +1,76 @@
+"""Acceptance of any drafter directory on any target directory, in this process: what `jobs/evaluate.py` runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dflash_core.checkpoint import load_tokenizer, open_checkpoint, resolve_target
+from dflash_core.drafter_config import read_drafter_config
+from dflash_core.errors import UserError
+from dflash_core.fingerprint import file_sha256
+from dflash_core.prompts import load_prompts, shipped_prompts
+from dflash_core.types import AcceptanceReport
+from pipelines.drafter_identity import FILES, drafter_fingerprint
+from pipelines.measure_config import MeasureConfig
+from pipelines.telemetry import progress
+
+
+def measure(config: MeasureConfig) -> AcceptanceReport:
+    """Decode every prompt with the drafter. Raises UserError for anything that does not fit together."""
+    drafter_config = read_drafter_config(config.drafter)
+    checkpoint = open_checkpoint(
+        resolve_target(config.target), chat_template=read_chat_template(config.chat_template)
+    )
+    prompts = load_prompts(config.prompts) if config.prompts else shipped_prompts("gate")
+    prompts = prompts[: config.num_prompts]
+
+    import torch
+
+    from dflash_core.drafter import check_fits, load_drafter
+    from dflash_core.evaluation import DecodeSettings, evaluate_prompt
+    from dflash_core.target import load_target
+    from pipelines.placement import torch_dtype
+
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = config.dtype if config.dtype != "auto" else ("bfloat16" if device == "cuda" else "float32")
+    dtype = torch_dtype(name)
+    drafter = load_drafter(config.drafter, device=device, dtype=dtype)
+    target = load_target(checkpoint.path, device=device, dtype=dtype)
+    check_fits(drafter.config, target, where=str(config.drafter))
+    tokenizer = load_tokenizer(checkpoint)
+    settings = DecodeSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        stop_ids=checkpoint.eos_ids,
+        max_positions=checkpoint.config.max_positions,
+        seed=config.seed,
+    )
+    results = []
+    with progress("evaluate", len(prompts), "prompts") as bar:
+        for prompt in prompts:
+            results.append(evaluate_prompt(target, drafter, tokenizer, prompt, settings))
+            bar.advance(1, tokens=results[-1].num_tokens, rounds=results[-1].num_rounds)
+    return AcceptanceReport(
+        block_size=drafter_config.block_size,
+        prompts=tuple(results),
+        drafter_fingerprint=drafter_fingerprint(
+            {file: file_sha256(config.drafter / file) for file in FILES}
+        ),
+        target_fingerprint=checkpoint.fingerprint,
+        temperature=config.temperature,
+        max_new_tokens=config.max_new_tokens,
+    )
+
+
+def read_chat_template(path: Path | None) -> str | None:
+    """The text of a `--chat-template` file; None where none is given. Raises UserError if unreadable."""
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--chat-template {path} cannot be read ({error}); pass a text file") from None

@@ -1,0 +1,115 @@
+"""From a configuration to everything the flow needs, before any of it runs.
+
+Validates the target, reads the prompts, fits the budgets to the machine and opens store and registry.
+Imports neither torch nor Ray, and asks a cluster for its size only where one is named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_core.artifacts import Store
+from dflash_core.checkpoint import open_checkpoint, resolve_target
+from dflash_core.mask_token import MaskToken, choose_mask_token
+from pipelines import settled
+from pipelines.budget import resolve_budget
+from pipelines.config import RealignConfig
+from pipelines.context import Context
+from pipelines.inspect import PromptSets, choose_prompts
+from pipelines.measure import read_chat_template
+from pipelines.placement import Machine, place
+from pipelines.registry import Registry
+from pipelines.stage import OnEvent
+
+DATABASE = "dflash-mlflow.db"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A realignment that is ready to run."""
+
+    context: Context
+    registry: Registry
+    prompts: PromptSets
+    mask_token: MaskToken
+    request: str
+    """Identity of what was asked for."""
+
+
+def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
+    """Validate everything that can be validated without running a model. Raises UserError."""
+    template = read_chat_template(config.chat_template)
+    path = resolve_target(config.target)
+    base = stable_base()
+    checkpoint = open_checkpoint(path, chat_template=template, cache_dir=_cache_dir())
+    connect, machine = _cluster(config)
+    config = resolve_budget(
+        config,
+        checkpoint.num_parameters,
+        machine.num_gpus,
+        machine.num_cpus,
+        max_positions=checkpoint.config.max_positions,
+    )
+    prompts = choose_prompts(config)
+    store = Store.open(_under(base, config.store))
+    name = config.model_name or checkpoint.family
+    tracking_uri = config.tracking_uri or f"sqlite:///{base / DATABASE}"
+    registry = Registry(tracking_uri, name)
+    context = Context(config, store, checkpoint, place(config, machine), connect, on_event)
+    return Prepared(
+        context=context,
+        registry=registry,
+        prompts=prompts,
+        mask_token=choose_mask_token(checkpoint, config.mask_token_id),
+        request=settled.request_identity(context, prompts),
+    )
+
+
+def stable_base() -> Path:
+    """Where relative defaults stand: the working folder, but for a submitted job a folder that stays."""
+    from pipelines.ray_job import stable_folder
+
+    return stable_folder()
+
+
+def _under(base: Path, location: str) -> str:
+    if "://" in location or Path(location).is_absolute():
+        return location
+    return str(base / location)
+
+
+def _cache_dir() -> Path:
+    """Digests of large files, kept by path, size and times; per user, since paths are per machine."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "dflash-align" / "digests"
+
+
+def _cluster(config: RealignConfig) -> tuple[Callable[[], object], Machine]:
+    """How to reach Ray later, and what it will offer.
+
+    A local Ray is not started to be asked: it will have what this machine has.
+    """
+    address = config.ray_address or os.environ.get("RAY_ADDRESS")
+
+    def connect() -> object:
+        from pipelines.cluster import connect as join
+
+        return join(address)
+
+    if address:
+        from pipelines.cluster import connect as join
+
+        info = join(address)
+        return connect, Machine(int(info.num_cpus), int(info.num_gpus))
+    return connect, Machine(len(os.sched_getaffinity(0)), _local_gpus())
+
+
+def _local_gpus() -> int:
+    """NVIDIA devices of this machine that the process may use; read without loading a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -1,0 +1,62 @@
+"""The realign flow, read top to bottom: a target checkpoint goes in, a decision comes out.
+
+inspect -> evaluate champion (if any) -> certified, or: generate -> extract -> train -> evaluate candidate
+-> gate -> register. Every stage finds its output if it exists, so a rerun of a killed night continues.
+"""
+
+from __future__ import annotations
+
+from dflash_core.gate import decide, still_fits
+from dflash_core.types import Outcome, Verdict
+from pipelines import evaluate, extract, generate, inspect, settled, train
+from pipelines.champion import fetch_champion
+from pipelines.conclude import Evidence, conclude
+from pipelines.drafters import candidate_of, drafter_config, gate_policy
+from pipelines.prepare import Prepared
+from pipelines.result import RealignResult
+
+_OUTCOMES = {
+    Verdict.PASS: Outcome.PROMOTED,
+    Verdict.FAIL: Outcome.REJECTED,
+    Verdict.INCONCLUSIVE: Outcome.HELD,
+}
+
+
+def realign(prepared: Prepared) -> RealignResult:
+    """Align the drafter of this target's family with this target, or find that it is aligned.
+
+    Raises UserError for unusable input and LeaseHeldError when another run is at the same work.
+    """
+    context, registry, prompts = prepared.context, prepared.registry, prepared.prompts
+    current = registry.parent_for(context.checkpoint.fingerprint)
+    if (done := settled.find(context, registry, prepared.request, current)) is not None:
+        return done
+
+    evidence = Evidence(inspected=inspect.run(context, inspect.plan(context, prompts), prompts))
+
+    champion = fetch_champion(context, registry, current) if current else None
+    if champion is not None:
+        measured = evaluate.run(context, prompts.gate_fingerprint, evidence.inspected, champion.subject)
+        evidence = evidence.with_champion(champion, measured)
+        policy = gate_policy(context.config, champion.drafter.block_size)
+        decision = still_fits(evaluate.acceptance(measured), champion.promised_tau, policy)
+        if decision.verdict is Verdict.PASS and not context.config.from_scratch:
+            return conclude(prepared, Outcome.CERTIFIED, decision, evidence)
+
+    parent = champion if champion is not None and not context.config.from_scratch else None
+    shape = parent.drafter if parent else drafter_config(prepared)
+    generated = generate.run(context, generate.plan(context, prompts.train_fingerprint), evidence.inspected)
+    extracted = extract.run(
+        context, extract.plan(context, generated.identity, shape.target_layer_ids), generated
+    )
+    trained = train.run(
+        context, train.plan(context, extracted.identity, shape, parent), extracted, shape, parent
+    )
+    evidence = evidence.with_training(generated, extracted, trained)
+
+    candidate = candidate_of(trained, shape)
+    measured = evaluate.run(context, prompts.gate_fingerprint, evidence.inspected, candidate)
+    evidence = evidence.with_candidate(candidate, measured)
+    policy = gate_policy(context.config, shape.block_size)
+    decision = decide(evaluate.acceptance(measured), evidence.champion_report, policy)
+    return conclude(prepared, _OUTCOMES[decision.verdict], decision, evidence)

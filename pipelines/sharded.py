@@ -1,0 +1,72 @@
+"""A stage worked off shard by shard: what is done is kept, what is pending goes to a pool of actors.
+
+Used by `generate`, `extract` and `evaluate`. The manifest row that an actor leaves in `rows/` after its
+shard is what says that the shard is done, so a killed driver loses only the shards in flight.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from dflash_core.artifacts import Workspace
+from pipelines.placement import Placement
+
+Row = dict[str, Any]
+
+
+class ShardWorker(ABC):
+    """An actor's work: does a task, then leaves its manifest row."""
+
+    workspace: Workspace
+
+    @abstractmethod
+    def work(self, task: Row) -> Row:
+        """Do `task` (its "name" is unique in the stage) and write its shard; returns a plain row."""
+
+    def __call__(self, task: Row) -> Row:
+        row = {"name": task["name"], **self.work(task)}
+        self.workspace.put_json(_row_name(task), row)
+        return row
+
+
+def work_off(
+    workspace: Workspace,
+    worker: Callable[[], type[ShardWorker]],
+    worker_arguments: dict[str, Any],
+    tasks: list[Row],
+    placement: Placement,
+    connect: Callable[[], object],
+    on_row: Callable[[Row], None],
+) -> list[Row]:
+    """Rows of all tasks, in the tasks' order. `worker` is called, and `connect`, only when work is left.
+
+    `on_row` sees every row once, those of an earlier run first.
+    """
+    rows: dict[str, Row] = {}
+    for task in tasks:
+        row = workspace.get_json(_row_name(task))
+        if row is not None:
+            rows[task["name"]] = row
+            on_row(row)
+    pending = [task for task in tasks if task["name"] not in rows]
+    if pending:
+        connect()
+        from pipelines.fanout import fan_out
+
+        for row in fan_out(
+            worker(),
+            worker_arguments,
+            pending,
+            num_actors=(1, min(placement.num_actors[1], len(pending))),
+            num_cpus=placement.cpus_per_actor,
+            num_gpus=placement.gpus_per_actor,
+        ):
+            rows[row["name"]] = row
+            on_row(row)
+    return [rows[task["name"]] for task in tasks]
+
+
+def _row_name(task: Row) -> str:
+    return f"rows/{task['name']}.json"

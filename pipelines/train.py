@@ -1,0 +1,230 @@
+"""Stage `train`: the drafter learns the new target's answers, through Ray Train.
+
+Warm-started from the champion where there is one, else begun as the target's own layers. Checkpoints
+carry the optimizer, so a killed training continues on the very path that it was on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_core.artifacts import Workspace
+from pipelines.context import Context
+from pipelines.plan import Plan
+from pipelines.stage import StageResult
+from pipelines.telemetry import progress
+
+if TYPE_CHECKING:
+    from dflash_core.drafter import Drafter
+    from dflash_core.drafter_config import DrafterConfig
+    from dflash_core.training import StepReport, Trainer
+
+CODE_VERSION = 1
+_REPORT_EVERY = 10
+"""Steps between two messages from the worker to the driver."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The drafter that training starts from."""
+
+    directory: Path
+    fingerprint: str
+
+
+def plan(
+    context: Context, extract_identity: str, drafter: DrafterConfig, parent: Parent | None
+) -> Plan:
+    """What the trained drafter depends on."""
+    inputs = {
+        "features": extract_identity,
+        "drafter": drafter.to_json(),
+        "init": context.config.drafter.init if parent is None else None,
+        "parent": parent.fingerprint if parent else None,
+        "dtype": context.placement.dtype,
+        "seed": context.config.seed,
+        "options": context.config.train.model_dump(exclude={"num_workers", "checkpoint_every"}),
+    }
+    return Plan("train", inputs, CODE_VERSION)
+
+
+def run(
+    context: Context,
+    planned: Plan,
+    extracted: StageResult,
+    drafter: DrafterConfig,
+    parent: Parent | None,
+) -> StageResult:
+    """`drafter/` in the published format and `curve.json`; resumable by checkpoint."""
+    options = _options(context, extracted, drafter.block_size)
+
+    def body(workspace: Workspace) -> dict[str, Any]:
+        context.connect()
+        from pipelines.ray_train import run_training
+
+        artifact = extracted.artifact
+        job = {
+            "shards": [str(artifact.local(name)) for name in artifact.meta["shards"]],
+            "target_path": str(context.checkpoint.path),
+            "target_fingerprint": context.checkpoint.fingerprint,
+            "drafter": drafter,
+            "init": context.config.drafter.init,
+            "parent": None if parent is None else str(parent.directory),
+            "options": options,
+            "checkpoint_every": context.config.train.checkpoint_every,
+            "placement": context.placement,
+            "workspace": workspace,
+        }
+        with progress("train", options["steps"], "steps") as bar:
+            run_training(
+                train_worker,
+                job,
+                num_workers=context.config.train.num_workers,
+                use_gpu=context.placement.device == "cuda",
+                storage_path=workspace.location,
+                name="ray_train",
+                on_report=_advancer(bar),
+            )
+        return {"options": options, "parent": parent.fingerprint if parent else None}
+
+    return planned.run(context, body)
+
+
+def _options(context: Context, extracted: StageResult, block_size: int) -> dict[str, Any]:
+    """`training.TrainOptions` as plain data, epochs turned into steps."""
+    train, tokens = context.config.train, extracted.artifact.meta["tokens"]
+    batch_tokens = train.batch_tokens or 4096
+    steps = train.steps
+    if steps is None:
+        steps = max(1, round((train.epochs or 1) * tokens / batch_tokens))
+    return {
+        "steps": steps,
+        "batch_tokens": batch_tokens,
+        "anchors_per_sequence": train.anchors_per_sequence or 512,
+        "gamma": train.gamma,
+        "learning_rate": train.learning_rate,
+        "warmup_fraction": train.warmup_fraction,
+        "clip_norm": train.clip_norm,
+        "weight_decay": train.weight_decay,
+        "seed": context.config.seed,
+    }
+
+
+def _advancer(bar: Any) -> Callable[[dict[str, Any]], None]:
+    """Moves the bar to the step that a report names; a resumed run starts where it was."""
+    seen = 0
+
+    def advance(metrics: dict[str, Any]) -> None:
+        nonlocal seen
+        bar.advance(metrics["step"] - seen, loss=metrics["loss"], proxy_tau=metrics["proxy_tau"])
+        seen = metrics["step"]
+
+    return advance
+
+
+def train_worker(job: dict[str, Any]) -> None:
+    """What one Ray Train worker does, from loading to the last checkpoint."""
+    import torch
+
+    from dflash_core.features import FeatureSet
+    from dflash_core.objective import default_gamma
+    from dflash_core.target_weights import frozen_pair
+    from dflash_core.training import TrainOptions
+    from pipelines.placement import torch_dtype
+    from pipelines.ray_reducer import RayReducer
+
+    placement = job["placement"]
+    # One worker has the machine to itself: the actors of earlier stages are gone.
+    torch.set_num_threads(placement.threads * placement.num_actors[1])
+    options = dict(job["options"])
+    options["gamma"] = options["gamma"] or default_gamma(job["drafter"].block_size)
+    rows = FeatureSet([Path(path) for path in job["shards"]])
+    embedding, head = frozen_pair(
+        Path(job["target_path"]), device=placement.device, dtype=torch_dtype(placement.dtype)
+    )
+    drafter = _starting_drafter(job, seed=options["seed"]).to(placement.device)
+    from dflash_core.training import Trainer
+
+    trainer = Trainer(drafter, embedding, head, rows, TrainOptions(**options), RayReducer())
+    curve = _resume(trainer)
+    _walk(trainer, curve, job)
+
+
+def _starting_drafter(job: dict[str, Any], seed: int) -> Drafter:
+    from dflash_core.drafter import load_drafter, new_drafter
+    from dflash_core.target_weights import TargetWeights
+
+    if job["parent"] is not None:
+        return load_drafter(Path(job["parent"]))
+    start = TargetWeights(Path(job["target_path"])) if job["init"] == "target" else None
+    return new_drafter(job["drafter"], start=start, seed=seed)
+
+
+def _resume(trainer: Trainer) -> list[dict[str, Any]]:
+    """Continue from the last checkpoint if there is one; returns the curve up to it."""
+    import ray.train
+    import torch
+
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return []
+    with checkpoint.as_directory() as folder:
+        state = torch.load(Path(folder) / "state.pt", weights_only=True, map_location="cpu")
+    trainer.load(state)
+    curve: list[dict[str, Any]] = state["curve"]
+    return curve
+
+
+def _walk(trainer: Trainer, curve: list[dict[str, Any]], job: dict[str, Any]) -> None:
+    """Train to the end: report every few steps, checkpoint now and then, and leave the drafter."""
+    saved = trainer.step_index
+    recent: list[StepReport] = []
+    while not trainer.done:
+        recent.append(trainer.step())
+        step = trainer.step_index
+        if step % _REPORT_EVERY and not trainer.done:
+            continue
+        point = _average(recent)
+        curve.append(point)
+        recent = []
+        due = step - saved >= job["checkpoint_every"] and not trainer.done
+        _report(point, {**trainer.state(), "curve": curve} if due and trainer.reducer.rank == 0 else None)
+        saved = step if due else saved
+    if trainer.reducer.rank == 0:
+        _leave(trainer, curve, job["workspace"])
+
+
+def _average(reports: list[StepReport]) -> dict[str, Any]:
+    means = ("loss", "proxy_tau", "gradient_norm", "learning_rate")
+    point = {key: sum(getattr(r, key) for r in reports) / len(reports) for key in means}
+    sums = {key: sum(getattr(r, key) for r in reports) for key in ("num_tokens", "num_anchors")}
+    return {"step": reports[-1].step, **point, **sums}
+
+
+def _report(point: dict[str, Any], state: dict[str, Any] | None) -> None:
+    """Send metrics and, with a state given, a checkpoint (every worker reports; rank 0 attaches)."""
+    import tempfile
+
+    import ray.train
+    import torch
+
+    if state is None:
+        ray.train.report(point)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(state, Path(folder) / "state.pt")
+        ray.train.report(point, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
+def _leave(trainer: Trainer, curve: list[dict[str, Any]], workspace: Workspace) -> None:
+    from dflash_core.drafter import save_drafter
+
+    with workspace.scratch() as scratch:
+        save_drafter(trainer.drafter.float(), scratch)
+        for name in ("config.json", "model.safetensors"):
+            workspace.put(f"drafter/{name}", scratch / name)
+    workspace.put_json("curve.json", curve)
+    workspace.put_json("options.json", asdict(trainer.options))

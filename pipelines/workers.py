@@ -1,0 +1,155 @@
+"""What runs inside the actors: each loads the target once and works off task after task.
+
+An actor writes its own shard into the stage's workspace and returns a manifest row; tensors never
+travel through the object store. torch and transformers are imported here and in nothing that the
+driver imports.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_core import corpus
+from dflash_core.artifacts import Workspace
+from dflash_core.checkpoint import load_tokenizer
+from dflash_core.drafter import check_fits, load_drafter
+from dflash_core.evaluation import DecodeSettings, evaluate_prompt
+from dflash_core.features import FeatureMeta, extract, write_shard
+from dflash_core.prompts import load_prompts
+from dflash_core.target import Target, load_target
+from dflash_core.types import Checkpoint, Message, Prompt, Sample
+from pipelines.placement import Placement, torch_dtype
+from pipelines.sharded import Row, ShardWorker
+
+
+def start_target(checkpoint: Checkpoint, placement: Placement) -> Target:
+    torch.set_num_threads(placement.threads)
+    return load_target(checkpoint.path, device=placement.device, dtype=torch_dtype(placement.dtype))
+
+
+class GenerateWorker(ShardWorker):
+    """Answers prompts with the target and writes one shard of samples per task."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        placement: Placement,
+        workspace: Workspace,
+        prompts_path: str,
+        settings: dict[str, Any],
+    ) -> None:
+        self.checkpoint, self.workspace, self.settings = checkpoint, workspace, settings
+        self.target = start_target(checkpoint, placement)
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.prompts = load_prompts(Path(prompts_path))
+
+    def work(self, task: Row) -> Row:
+        """Task: {"name", "prompts": [index, ...], "seed"}. One batch: a row per turn and prompt."""
+        began = time.perf_counter()
+        chosen = [self.prompts[i] for i in task["prompts"]]
+        samples = self._answer(chosen, task["seed"])
+        with self.workspace.scratch() as scratch:
+            corpus.write_samples(scratch / "samples", samples)
+            self.workspace.put(task["name"], scratch / "samples")
+        tokens = sum(len(s.input_ids) - s.response_start for s in samples)
+        return {
+            "prompts": len(chosen),
+            "samples": len(samples),
+            "tokens": tokens,
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _answer(self, prompts: list[Prompt], seed: int) -> list[Sample]:
+        """Every turn of every prompt; turns of one prompt follow each other, prompts go in a batch."""
+        samples: list[Sample] = []
+        open_conversations = [(p, corpus.opening(p)) for p in prompts]
+        turn = 0
+        while open_conversations:
+            rendered = [corpus.render(self.tokenizer, messages) for _, messages in open_conversations]
+            answers = corpus.generate_batch(
+                self.target,
+                rendered,
+                max_new_tokens=self.settings["max_new_tokens"],
+                stop_ids=self.checkpoint.eos_ids,
+                temperature=self.settings["temperature"],
+                seed=seed + turn,
+            )
+            turn += 1
+            still_open = []
+            for (prompt, messages), ids, answer in zip(open_conversations, rendered, answers, strict=True):
+                name = prompt.id if turn == 1 else f"{prompt.id}#{turn}"
+                samples.append(Sample(name, prompt.domain, (*ids, *answer), len(ids)))
+                if turn < len(prompt.turns):
+                    text = self.tokenizer.decode(answer, skip_special_tokens=True)
+                    follow_up = [Message("assistant", text), Message("user", prompt.turns[turn])]
+                    still_open.append((prompt, [*messages, *follow_up]))
+            open_conversations = still_open
+        return samples
+
+
+class ExtractWorker(ShardWorker):
+    """Turns one shard of samples into one Arrow shard of features per task."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        placement: Placement,
+        workspace: Workspace,
+        layer_ids: tuple[int, ...],
+        batch_tokens: int,
+    ) -> None:
+        self.workspace, self.batch_tokens = workspace, batch_tokens
+        self.target = start_target(checkpoint, placement)
+        self.meta = FeatureMeta(checkpoint.fingerprint, layer_ids, checkpoint.config.hidden_size)
+
+    def work(self, task: Row) -> Row:
+        """Task: {"name", "samples": [path, ...]}."""
+        began = time.perf_counter()
+        unsorted = (sample for path in task["samples"] for sample in corpus.read_samples(Path(path)))
+        samples = sorted(unsorted, key=lambda s: (len(s.input_ids), s.id))
+        with self.workspace.scratch() as scratch:
+            rows = extract(self.target, samples, self.meta.layer_ids, batch_tokens=self.batch_tokens)
+            tokens = write_shard(scratch / "features", self.meta, rows)
+            record = self.workspace.put(task["name"], scratch / "features")
+        return {
+            "samples": len(samples),
+            "tokens": tokens,
+            "bytes": record.num_bytes,
+            "seconds": time.perf_counter() - began,
+        }
+
+
+class EvaluateWorker(ShardWorker):
+    """Decodes prompts with a drafter and reports what was accepted."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        placement: Placement,
+        workspace: Workspace,
+        prompts_path: str,
+        drafter_dir: str,
+        decoding: dict[str, Any],
+        seed: int,
+    ) -> None:
+        self.workspace = workspace
+        self.settings = DecodeSettings(
+            stop_ids=checkpoint.eos_ids, max_positions=checkpoint.config.max_positions, seed=seed, **decoding
+        )
+        self.target = start_target(checkpoint, placement)
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.prompts = load_prompts(Path(prompts_path))
+        self.drafter = load_drafter(
+            Path(drafter_dir), device=placement.device, dtype=torch_dtype(placement.dtype)
+        )
+        check_fits(self.drafter.config, self.target, where=drafter_dir)
+
+    def work(self, task: Row) -> Row:
+        """Task: {"name", "prompt": index}. Returns the PromptResult as plain data."""
+        prompt = self.prompts[task["prompt"]]
+        return asdict(evaluate_prompt(self.target, self.drafter, self.tokenizer, prompt, self.settings))
