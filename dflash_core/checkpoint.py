@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,11 +102,13 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 def _open(directory: Path, chat_template: str | None, cache_dir: Path | None) -> Checkpoint:
     check_directory(directory)
+    config = read_target_config(directory / "config.json")
     tensors = {
         name: entry for name, entry in read_tensors(directory).items() if not _IGNORED_TENSOR.fullmatch(name)
     }
-    config = read_target_config(directory / "config.json", _stored_dtype(tensors))
     _check_tensors(directory, config, tensors)
+    if not config.torch_dtype:
+        config = replace(config, torch_dtype=_DTYPE_NAMES[tensors[EMBEDDING].dtype])
     tokenizer = read_tokenizer(directory)
     if tokenizer.num_ids > config.vocab_size:
         raise UserError(
@@ -132,11 +135,6 @@ def _open(directory: Path, chat_template: str | None, cache_dir: Path | None) ->
         bos_id=next(iter(ids["bos"]), None),
         num_tokenizer_ids=tokenizer.num_ids,
     )
-
-
-def _stored_dtype(tensors: Mapping[str, TensorEntry]) -> str:
-    """The weights' own dtype, for a config that does not say."""
-    return _DTYPE_NAMES[tensors[EMBEDDING].dtype] if EMBEDDING in tensors else "float32"
 
 
 def _check_tensors(directory: Path, config: TargetConfig, tensors: Mapping[str, TensorEntry]) -> None:
@@ -182,6 +180,7 @@ def _template(directory: Path, given: str | None) -> str:
 
 def _given_template(given: str) -> str:
     if "{" in given:
+        # A command line can hold bytes that are no text, which no fingerprint can.
         return given.encode(errors="replace").decode()
     path = Path(given).expanduser()
     if not path.is_file():
@@ -192,7 +191,7 @@ def _given_template(given: str) -> str:
 def _special_ids(
     directory: Path, config: TargetConfig, tokenizer: TokenizerFiles
 ) -> dict[str, tuple[int, ...]]:
-    """ "eos", "bos", "pad" -> ids, the tokenizer's before the configs'; eos sorted, without repeats."""
+    """Role ("eos", "bos", "pad") -> ids, the tokenizer's before the configs'; eos sorted, without repeats."""
     path = directory / "generation_config.json"
     sources: list[tuple[Path, Mapping[str, Any]]] = [(directory / "config.json", config.raw)]
     if path.exists():

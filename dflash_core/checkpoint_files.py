@@ -95,33 +95,34 @@ def _nested_hint(directory: Path) -> str:
 
 
 def _refuse_outside_links(directory: Path) -> None:
-    root = os.path.realpath(directory)
-    allowed = [root, *_hub_blobs(Path(root))]
+    root = Path(os.path.realpath(directory))
+    allowed = [root, *_hub_blobs(root)]
     for number, path in enumerate(_walk(root)):
         if number >= _MAX_ENTRIES:
             raise UserError(
                 f"{directory} holds over {_MAX_ENTRIES:,} files: pass the checkpoint's own directory"
             )
-        if os.path.islink(path):
-            target = os.path.realpath(path)
-            if not os.path.exists(target):
-                raise UserError(
-                    f"{path} links to {target}, which is missing: copy or download the checkpoint again"
-                )
-            if not any(target == top or target.startswith(top + os.sep) for top in allowed):
-                raise UserError(
-                    f"{path} links out of the checkpoint (to {target}): "
-                    "replace the link with a copy of the file"
-                )
+        if not path.is_symlink():
+            continue
+        # realpath, because Path.resolve raises on a circle of links.
+        target = Path(os.path.realpath(path))
+        if not target.exists():
+            raise UserError(
+                f"{path} links to {target}, which is missing: copy or download the checkpoint again"
+            )
+        if not any(target.is_relative_to(top) for top in allowed):
+            raise UserError(
+                f"{path} links out of the checkpoint (to {target}): replace the link with a copy of the file"
+            )
 
 
-def _hub_blobs(root: Path) -> list[str]:
+def _hub_blobs(root: Path) -> list[Path]:
     """In the Hub's cache a snapshot's files are links to the blobs of the same repository."""
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-        return [str(root.parent.parent / "blobs")]
+        return [root.parent.parent / "blobs"]
     return []
 
 
-def _walk(root: str) -> Iterator[str]:
+def _walk(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        yield from (os.path.join(folder, name) for name in [*folders, *files])
+        yield from (Path(folder, name) for name in [*folders, *files])

@@ -52,13 +52,14 @@ def load_digests(path: Path, files: Signature) -> dict[str, str] | None:
 def store_digests(path: Path, files: Signature, digests: dict[str, str]) -> None:
     """Write atomically: readers see the old file or the new one. Raises OSError if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "w") as stream:
             json.dump(_sealed(files, digests), stream)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink()
         raise
 
 

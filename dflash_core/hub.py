@@ -20,7 +20,7 @@ def resolve_target(text: str) -> Path:
     Raises UserError when a path does not exist, the text is neither, or the Hub cannot give it.
     """
     path = Path(text).expanduser()
-    if path.exists():
+    if text and path.exists():
         return path
     match = _HUB_ID.fullmatch(text)
     if match is None or text.startswith((".", "/", "~")):

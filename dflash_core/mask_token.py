@@ -73,7 +73,7 @@ def choose_mask_token(checkpoint: Checkpoint, explicit: int | None = None) -> Ma
 def _taken(checkpoint: Checkpoint, tokenizer: TokenizerFiles) -> dict[int, str]:
     """Id -> the use that rules it out as mask token."""
     taken = {token.id: "part of the chat template" for token in tokenizer.added if _named(token, checkpoint)}
-    taken |= {id: f"the {role} token" for role, id in tokenizer.role_ids.items()}
+    taken |= {token_id: f"the {role} token" for role, token_id in tokenizer.role_ids.items()}
     if checkpoint.bos_id is not None:
         taken[checkpoint.bos_id] = "the bos token"
     if checkpoint.pad_id is not None:
@@ -101,7 +101,7 @@ def _explicit(
             f"--mask-token-id {explicit} is {taken[explicit]} of {checkpoint.path}: "
             "pass a token that the model never sees, or leave the choice to us"
         )
-    text = next((text for text, id in tokenizer.vocabulary.items() if id == explicit), None)
+    text = next((text for text, token_id in tokenizer.vocabulary.items() if token_id == explicit), None)
     ordinary = text is not None and explicit not in {token.id for token in tokenizer.added}
     note = " It is an ordinary entry of the vocabulary, so text may use it too." if ordinary else ""
     return MaskToken(explicit, text, f"Row {explicit} was named with --mask-token-id.{note}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ MEBIBYTE = 1 << 20
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """A regular file's bytes. Raises UserError when it is missing, no regular file or over `max_bytes`."""
     try:
-        found = os.stat(path)
+        found = path.stat()
     except OSError:
         raise UserError(f"{path} is missing or cannot be read: copy the whole checkpoint again") from None
     # A pipe or a device would block for ever or never end.

@@ -17,8 +17,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def read_target_config(path: Path, default_dtype: str) -> TargetConfig:
-    """Parse and check `config.json`; `default_dtype` (the weights' own) stands in where it names none.
+def read_target_config(path: Path) -> TargetConfig:
+    """Parse and check `config.json`; `torch_dtype` is empty where it names none.
 
     Raises UserError on anything out of bounds, unsupported, quantized or asking for remote code.
     """
@@ -57,7 +57,7 @@ def read_target_config(path: Path, default_dtype: str) -> TargetConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
         rope_parameters=rope_parameters(path, raw, max_positions, head_dim),
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
-        torch_dtype=_dtype(fields, default_dtype),
+        torch_dtype=_dtype(fields),
         raw=raw,
     )
 
@@ -143,10 +143,10 @@ def _check_windows(fields: _Fields, layers: int) -> None:
         raise fields.error("layer_types has sliding_attention but sliding_window is not set")
 
 
-def _dtype(fields: _Fields, default: str) -> str:
+def _dtype(fields: _Fields) -> str:
     value = fields.raw.get("dtype", fields.raw.get("torch_dtype"))
     if value is None or value == "auto":
-        return default
+        return ""
     name = value.removeprefix("torch.") if isinstance(value, str) else value
     if name not in DTYPES:
         raise fields.error(f"dtype {value!r} is not supported", f"use one of {', '.join(DTYPES)}")

@@ -39,7 +39,7 @@ class TokenizerFiles:
     added: tuple[AddedToken, ...]
     """By id."""
     role_ids: Mapping[str, int]
-    """"bos", "eos", "pad", "unk" -> id, where the tokenizer names one."""
+    """Role (one of `ROLES`) -> id, where the tokenizer names one."""
     digest: str
     """sha256 over all that decides how text becomes ids."""
 
@@ -72,13 +72,13 @@ def read_tokenizer(directory: Path) -> TokenizerFiles:
     except (KeyboardInterrupt, SystemExit):
         raise
     # The Rust side raises bare Exception for bad content, and BaseException where it panics.
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         raise UserError(f"{path} is no usable tokenizer ({error}): save or copy it again") from None
     if not vocabulary:
         raise UserError(f"{path} has an empty vocabulary: save or copy it again")
     return TokenizerFiles(
         vocabulary=vocabulary,
-        added=tuple(AddedToken(id, added[id].content, added[id].special) for id in sorted(added)),
+        added=tuple(AddedToken(key, added[key].content, added[key].special) for key in sorted(added)),
         role_ids=_role_ids(directory, vocabulary),
         digest=_digest(parsed),
     )
