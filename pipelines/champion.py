@@ -39,6 +39,11 @@ class Champion:
         return Subject("champion", self.directory, self.fingerprint, self.drafter.block_size)
 
 
+def plan(registered: RegisteredDrafter) -> Plan:
+    """A download depends on what is downloaded alone."""
+    return Plan("champion", {"drafter": registered.drafter_fingerprint}, CODE_VERSION)
+
+
 def fetch_champion(context: Context, registry: Registry, registered: RegisteredDrafter) -> Champion:
     """Download a registered drafter (once per store). Raises UserError if its files do not match."""
 
@@ -49,7 +54,6 @@ def fetch_champion(context: Context, registry: Registry, registered: RegisteredD
                 workspace.put(f"drafter/{path.relative_to(directory)}", path)
         return {"model": registered.name, "version": registered.version}
 
-    inputs = {"drafter": registered.drafter_fingerprint}
-    result = Plan("champion", inputs, CODE_VERSION).run(context, body)
+    result = plan(registered).run(context, body)
     directory = result.artifact.local_dir() / "drafter"
     return Champion(registered, directory, read_drafter_config(directory))

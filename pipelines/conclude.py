@@ -24,7 +24,7 @@ from pipelines.evaluate import Subject, acceptance
 from pipelines.plan import Plan
 from pipelines.prepare import Prepared
 from pipelines.registry import RegisteredDrafter
-from pipelines.result import RealignResult
+from pipelines.result import RealignResult, StageSummary
 from pipelines.stage import StageResult
 
 CODE_VERSION = 1
@@ -89,7 +89,7 @@ def conclude(prepared: Prepared, outcome: Outcome, decision: GateDecision, evide
         model_name=prepared.registry.name,
         model_version=version.version if version else None,
         report=str(reported.artifact.local("report.html")),
-        stages=(*evidence.all_stages, reported),
+        stages=tuple(StageSummary.of(stage) for stage in (*evidence.all_stages, reported)),
     )
     settled.keep(prepared.context, prepared.registry, prepared.request, result)
     return result

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash_core.errors import ExitCode
+from dflash_core.fingerprint import SHORT
 from dflash_core.types import Outcome
 from pipelines.stage import StageResult
 
@@ -15,6 +16,20 @@ _EXIT_CODES = {
     Outcome.REJECTED: ExitCode.REJECTED,
     Outcome.HELD: ExitCode.HELD,
 }
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """A stage in a line: `seconds` is what it took in the run that made or found it."""
+
+    name: str
+    identity: str
+    seconds: float
+    cached: bool
+
+    @classmethod
+    def of(cls, stage: StageResult) -> StageSummary:
+        return cls(stage.name, stage.identity, round(stage.seconds, 3), stage.cached)
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class RealignResult:
     model_version: int | None
     """The version that serves this target (or waits as challenger); None after a rejection."""
     report: str | None
-    stages: tuple[StageResult, ...]
+    stages: tuple[StageSummary, ...]
     already_done: bool = False
     """Nothing was left to do: an earlier run had settled this very request."""
 
@@ -52,13 +67,20 @@ class RealignResult:
             "model": {"name": self.model_name, "version": self.model_version},
             "report": self.report,
             "already_done": self.already_done,
-            "stages": [
-                {
-                    "name": stage.name,
-                    "identity": stage.identity,
-                    "seconds": round(stage.seconds, 3),
-                    "cached": stage.cached,
-                }
-                for stage in self.stages
-            ],
+            "stages": [asdict(stage) for stage in self.stages],
         }
+
+    def text(self) -> str:
+        """For a person at a terminal."""
+        lines = [f"{self.outcome.value}: {self.reason}"]
+        if self.already_done:
+            lines.append("nothing to do: this request was settled by an earlier run")
+        for name, value in (("champion", self.tau_champion), ("candidate", self.tau_candidate)):
+            if value is not None:
+                lines.append(f"  τ of the {name} on this target: {value:.2f}")
+        lines.append(f"  target   {self.target_path} ({self.target_fingerprint[:SHORT]})")
+        if self.model_version is not None:
+            lines.append(f"  drafter  models:/{self.model_name}/{self.model_version}")
+        if self.report is not None:
+            lines.append(f"  report   {self.report}")
+        return "\n".join(lines)

@@ -18,8 +18,7 @@ from pipelines.context import Context
 from pipelines.inspect import PromptSets
 from pipelines.plan import Plan
 from pipelines.registry import RegisteredDrafter, Registry
-from pipelines.result import RealignResult
-from pipelines.stage import StageResult
+from pipelines.result import RealignResult, StageSummary
 
 CODE_VERSION = 1
 _NOT_THE_REQUEST = {"target", "prompts", "eval_prompts", "chat_template", "store", "tracking_uri", "model_name",
@@ -104,9 +103,6 @@ def _read(data: dict[str, Any]) -> RealignResult:
         model_name=data["model"]["name"],
         model_version=data["model"]["version"],
         report=data["report"],
-        stages=tuple(
-            StageResult(name=s["name"], identity=s["identity"], seconds=s["seconds"], cached=True, artifact=None)
-            for s in data["stages"]
-        ),
+        stages=tuple(StageSummary(**{**stage, "seconds": 0.0, "cached": True}) for stage in data["stages"]),
         already_done=True,
     )

@@ -1,0 +1,124 @@
+"""`--dry-run`: what a realignment would do, what of it is there already, and how large the rest is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dflash_core.drafter_config import DrafterConfig, read_drafter_config
+from dflash_core.fingerprint import SHORT
+from pipelines import evaluate, extract, generate, inspect, settled, train
+from pipelines.champion import plan as champion_plan
+from pipelines.drafters import drafter_config
+from pipelines.plan import Plan
+from pipelines.prepare import Prepared
+from pipelines.train import Parent
+
+_BYTES_PER_FEATURE = 2
+_BYTES_PER_TOKEN_OF_TEXT = 3
+"""A cautious guess for prompts that have not been rendered yet: more tokens than there are."""
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage that would run, or be found."""
+
+    name: str
+    identity: str | None
+    """None where it depends on weights that are not trained yet."""
+    cached: bool
+    size: str
+    """What it amounts to, in words."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The plan of one realignment."""
+
+    target_path: str
+    target_fingerprint: str
+    model_name: str
+    champion_version: int | None
+    settled: str | None
+    """The outcome, where this very request is settled and nothing would be done."""
+    mask_token: str
+    tokens: int
+    """Most tokens that the target would generate for training."""
+    feature_bytes: int
+    """Most bytes of features."""
+    stages: tuple[PlannedStage, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return {"dry_run": True, **asdict(self)}
+
+    def text(self) -> str:
+        """For a person at a terminal."""
+        champion = "none, a first drafter would be trained"
+        if self.champion_version is not None:
+            champion = f"version {self.champion_version}, measured first"
+        lines = [
+            f"target     {self.target_path} ({self.target_fingerprint[:SHORT]})",
+            f"model      {self.model_name}; champion: {champion}",
+            f"mask       {self.mask_token}",
+            f"at most    {self.tokens:,} generated tokens, {self.feature_bytes / 1e6:,.1f} MB of features",
+        ]
+        if self.settled is not None:
+            lines.append(f"nothing to do: this request is settled ({self.settled})")
+        for stage in self.stages:
+            state = "cached " if stage.cached else "to run "
+            identity = stage.identity[:SHORT] if stage.identity else "-" * SHORT
+            lines.append(f"  {state} {stage.name:<19} {identity}  {stage.size}")
+        return "\n".join(lines)
+
+
+def describe(prepared: Prepared) -> DryRun:
+    """Look without touching: no stage runs and Ray is not started."""
+    context, registry, prompts = prepared.context, prepared.registry, prepared.prompts
+    config = context.config
+    current = registry.parent_for(context.checkpoint.fingerprint)
+    done = settled.find(context, registry, prepared.request, current)
+    stages: list[PlannedStage] = []
+
+    def add(name: str, plan: Plan | None, size: str) -> None:
+        cached = plan is not None and plan.cached(context)
+        stages.append(PlannedStage(name, plan.identity if plan else None, cached, size))
+
+    gate = f"{len(prompts.gate)} prompts x up to {config.evaluate.max_new_tokens} tokens"
+    add("inspect", inspect.plan(context, prompts), f"{len(prompts.train)} + {len(prompts.gate)} prompts")
+    shape: DrafterConfig | None = drafter_config(prepared)
+    parent = None
+    if current is not None:
+        measured = evaluate.plan(context, prompts.gate_fingerprint, current.drafter_fingerprint)
+        add("evaluate champion", measured, gate)
+        if not config.from_scratch:
+            # The champion's own shape is known once it has been fetched.
+            artifact = context.store.artifact("champion", champion_plan(current).identity)
+            shape = read_drafter_config(artifact.local_dir() / "drafter") if artifact else None
+            parent = artifact and Parent(artifact.local_dir() / "drafter", current.drafter_fingerprint)
+    turns = sum(len(p.turns) for p in prompts.train)
+    tokens = turns * (config.generate.max_new_tokens or 0)
+    prompt_bytes = sum(len(t.encode()) for p in prompts.train for t in p.turns)
+    all_tokens = tokens + prompt_bytes // _BYTES_PER_TOKEN_OF_TEXT
+    taps = len((shape or drafter_config(prepared)).target_layer_ids)
+    feature_bytes = all_tokens * taps * context.checkpoint.config.hidden_size * _BYTES_PER_FEATURE
+    generated = generate.plan(context, prompts.train_fingerprint)
+    add("generate", generated, f"{turns} answers, at most {tokens:,} tokens")
+    extracted = extract.plan(context, generated.identity, shape.target_layer_ids) if shape else None
+    add("extract", extracted, f"at most {feature_bytes / 1e6:,.1f} MB")
+    trained = train.plan(context, extracted.identity, shape, parent) if shape and extracted else None
+    duration = f"{config.train.epochs} epochs" if config.train.epochs else f"{config.train.steps} steps"
+    add("train", trained, f"{duration}, {'from the champion' if current else 'from ' + config.drafter.init}")
+    add("evaluate candidate", None, gate)
+    add("gate", None, "report")
+    return DryRun(
+        target_path=str(context.checkpoint.path),
+        target_fingerprint=context.checkpoint.fingerprint,
+        model_name=registry.name,
+        champion_version=current.version if current else None,
+        settled=done.outcome.value if done else None,
+        mask_token=prepared.mask_token.reason,
+        tokens=tokens,
+        feature_bytes=feature_bytes,
+        stages=tuple(stages),
+    )
