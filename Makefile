@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.ready
+INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
 .PHONY: setup demo test test-slow lint clean
 .DEFAULT_GOAL := setup
@@ -11,12 +12,13 @@ setup: $(STAMP)
 # Pip comes first: an old one cannot be trusted with new metadata. The reference package `dflash` pins
 # other versions of what we use, so it comes without its dependencies.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip setuptools
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
-	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it")'
+	@echo "Installing the pinned packages into .venv (a few minutes, 2 GB) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) --upgrade pip setuptools
+	$(INSTALL) --editable '.[test,lint]'
+	$(INSTALL) --no-deps dflash==0.1.0
+	@touch $@
 
 demo: setup
 	$(BIN)/python jobs/demo.py

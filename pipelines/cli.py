@@ -85,6 +85,7 @@ def _parser(fields: Sequence[ConfigField], description: str, extra: _Extra | Non
     parser = _Parser(
         description=description,
         allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Relative paths, in flags and in the TOML file alike, are relative to the working directory.",
         usage=f"%(prog)s{required} [--config FILE] [--FLAG VALUE ...]",
     )
