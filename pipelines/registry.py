@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,8 +114,20 @@ class Registry:
 
     # ---- recording -----------------------------------------------------------------------------------------
 
-    def log_run(self, record: RunRecord) -> str:
-        """Records one finished realignment as an MLflow run; its id. A rerun finds its run again."""
+    def log_run(
+        self,
+        *,
+        tags: Mapping[str, str],
+        params: Mapping[str, object],
+        metrics: Mapping[str, float],
+        step_metrics: Mapping[str, Sequence[float]],
+        report_dir: Path | None = None,
+    ) -> str:
+        """Records one finished realignment as an MLflow run; its id. A rerun finds its run again.
+
+        Job identity and outcome must be among `tags`; see `RunRecord` for the rest.
+        """
+        record = RunRecord(tags, params, metrics, step_metrics, report_dir)
         with plain_errors(self.tracking_uri):
             return self._runs.record(record)
 

@@ -25,7 +25,6 @@ from dflash_core.errors import ExitCode, UserError
 from dflash_core.types import Interval
 from pipelines.mlflow_client import global_tracking_uri, open_client
 from pipelines.registry import Registry, RegistryConflictError
-from pipelines.run_log import RunRecord
 
 CHECKOUT = Path(__file__).parents[2]
 TARGET_A, TARGET_B = "a" * 64, "b" * 64
@@ -138,8 +137,10 @@ def entry(target: str, run_id: str = "r", tau: float = 4.0) -> t.ServeEntry:
     )
 
 
-def record(identity: str, outcome: str = "promoted", report_dir: Path | None = None) -> RunRecord:
-    return RunRecord(
+def log_run(
+    registry: Registry, identity: str, outcome: str = "promoted", report_dir: Path | None = None
+) -> str:
+    return registry.log_run(
         tags={t.JOB_IDENTITY: identity, t.OUTCOME: outcome, t.REASON: "4.0 is at least 2.0."},
         params={f"config.{i}": i for i in range(150)},
         metrics=t.interval_metrics(t.TAU_CANDIDATE, Interval(4.0, 3.75, 4.25)),
@@ -149,7 +150,7 @@ def record(identity: str, outcome: str = "promoted", report_dir: Path | None = N
 
 
 def register(registry: Registry, tmp_path: Path, mark: str) -> int:
-    run_id = registry.log_run(record(f"job-{mark}"))
+    run_id = log_run(registry, f"job-{mark}")
     return registry.register(drafter_dir(tmp_path, mark), run_id, version_tags(mark)).version
 
 
@@ -163,7 +164,7 @@ def test_first_drafter_is_registered_promoted_and_downloaded(registry: Registry,
     assert registry.champion() is None
     assert registry.parent_for(TARGET_A) is None
     source = drafter_dir(tmp_path, "1")
-    run_id = registry.log_run(record("job-1"))
+    run_id = log_run(registry, "job-1")
     drafter = registry.register(source, run_id, version_tags("1"))
 
     assert (drafter.version, drafter.block_size, drafter.run_id) == (1, 8, run_id)
@@ -198,9 +199,9 @@ def test_everything_repeats_without_a_second_copy(registry: Registry, tmp_path: 
     report = tmp_path / "report"
     report.mkdir()
     (report / "report.html").write_text("<h1>ok</h1>")
-    first = registry.log_run(record("job-1", report_dir=report))
-    assert registry.log_run(record("job-1", report_dir=report)) == first
-    assert registry.log_run(record("job-1", outcome="held")) != first
+    first = log_run(registry, "job-1", report_dir=report)
+    assert log_run(registry, "job-1", report_dir=report) == first
+    assert log_run(registry, "job-1", outcome="held") != first
 
     folder = drafter_dir(tmp_path, "1")
     drafter = registry.register(folder, first, version_tags("1"))
@@ -306,7 +307,7 @@ def test_registration_converges_from_a_crash_at_any_step(local: Registry, tmp_pa
     (report / "report.json").write_text("{}")
 
     def run_and_register(registry: Registry, mark: str) -> tuple[str, int]:
-        run_id = registry.log_run(record(f"job-{mark}", report_dir=report))
+        run_id = log_run(registry, f"job-{mark}", report_dir=report)
         return run_id, registry.register(tmp_path / f"drafter-{mark}", run_id, version_tags(mark)).version
 
     for step in itertools.count():
@@ -387,11 +388,11 @@ def test_a_foreign_version_and_a_missing_one_are_named(local: Registry, tmp_path
 
 
 def test_a_deleted_experiment_is_named_with_its_remedy(local: Registry) -> None:
-    local.log_run(record("job-1"))
+    log_run(local, "job-1")
     experiment = local.client.get_experiment_by_name("family")
     local.client.delete_experiment(experiment.experiment_id)
     with pytest.raises(UserError, match="mlflow experiments restore"):
-        local.log_run(record("job-2"))
+        log_run(local, "job-2")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a:b", "it's", ".hidden", "x" * 201, "a\nb"])
@@ -438,7 +439,7 @@ def test_a_server_that_dies_after_the_probe_is_the_users_to_mend(
     registry = Registry(local.tracking_uri, "family")
     registry.client = client
     with pytest.raises(UserError, match="see that an MLflow server runs there") as caught:
-        registry.log_run(record("job-1"))
+        log_run(registry, "job-1")
     assert caught.value.exit_code is ExitCode.BAD_INPUT
 
 
