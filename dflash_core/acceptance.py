@@ -207,8 +207,8 @@ def format_table(report: AcceptanceReport, *, unicode: bool | None = None) -> st
     """A table by domain and the acceptance by position as bars; plain ASCII unless stdout takes UTF-8."""
     if unicode is None:
         unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
-    text = "\n".join([*_heading(report), "", *_domain_rows(report), "", *_curve_rows(report, unicode)])
-    return text if unicode else text.replace("τ", "tau").encode("ascii", "replace").decode()
+    parts = (_heading(report), _domain_rows(report, unicode), _curve_rows(report, unicode))
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _heading(report: AcceptanceReport) -> list[str]:
@@ -223,10 +223,12 @@ def _heading(report: AcceptanceReport) -> list[str]:
     ]
 
 
-def _domain_rows(report: AcceptanceReport) -> list[str]:
-    domains = [(printable(name), row) for name, row in by_domain(report).items()]
+def _domain_rows(report: AcceptanceReport, unicode: bool) -> list[str]:
+    domains = [(printable(name, unicode), row) for name, row in by_domain(report).items()]
     width = max([num_columns(name) for name, _ in domains] + [len("all domains")])
-    rows = [f"{pad('domain', width)} {'prompts':>8} {'tokens':>8} {'rounds':>8} {'τ':>8}"]
+    rows = [
+        f"{pad('domain', width)} {'prompts':>8} {'tokens':>8} {'rounds':>8} {'τ' if unicode else 'tau':>8}"
+    ]
     rule = "-" * (width + 36)
     total = DomainAcceptance(tau(report), report.tokens, report.rounds, len(report.prompts), ())
     for name, row in [*domains, ("all domains", total)]:

@@ -7,9 +7,9 @@ import unicodedata
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
-def printable(text: str) -> str:
-    """`text` without what would steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+def printable(text: str, unicode: bool) -> str:
+    """`text` without what would steer the terminal, and without what it cannot show unless `unicode`."""
+    return "".join(c if c.isprintable() and (unicode or c.isascii()) else "?" for c in text)
 
 
 def num_columns(text: str) -> int:
