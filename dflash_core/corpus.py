@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers import GenerationConfig
@@ -35,7 +35,12 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> l
             f"the chat template cannot render the roles {[m.role for m in messages]} ({error}); "
             "mend the prompts or pass --chat-template"
         ) from error
-    return list(encoded["input_ids"])
+    return list(cast("dict[str, list[int]]", encoded)["input_ids"])
+
+
+def answer_text(tokenizer: PreTrainedTokenizerBase, response_ids: Sequence[int]) -> str:
+    """A response as the next turn of its conversation shows it: text without special tokens."""
+    return str(tokenizer.decode(list(response_ids), skip_special_tokens=True))
 
 
 def opening(prompt: Prompt) -> list[Message]:

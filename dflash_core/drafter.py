@@ -9,9 +9,8 @@ target's, frozen. Names of parameters are those of the published checkpoints.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError
@@ -153,6 +152,10 @@ class DraftLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The layer's second half, residual included."""
+        return x + self.mlp(self.post_attention_layernorm(x))
+
 
 class Drafter(nn.Module):
     """The block-diffusion drafter. Run it with `train_blocks` (many anchors) or `draft_block` (one)."""
@@ -170,6 +173,9 @@ class Drafter(nn.Module):
         cos, sin = self.rotary(like[None], positions[None])
         return cos[0], sin[0]
 
+    def _draft_layers(self) -> list[DraftLayer]:
+        return cast("list[DraftLayer]", list(self.layers))
+
     def fuse(self, features: Tensor) -> Tensor:
         """Tapped hidden states [tokens, taps x hidden] -> context [tokens, hidden]."""
         return self.hidden_norm(self.fc(features))
@@ -186,12 +192,10 @@ class Drafter(nn.Module):
         block_positions = (layout.positions[:, None] + slots).flatten()
         context = self.fuse(features)
         block_rope, context_rope = self._rope(block_positions, block), self._rope(positions, block)
-        for layer in self.layers:
-            attended = layer.self_attn.train_blocks(
-                layer.input_layernorm(block), context, layout, block_rope, context_rope
-            )
-            block = block + attended
-            block = block + layer.mlp(layer.post_attention_layernorm(block))
+        for layer in self._draft_layers():
+            normed = layer.input_layernorm(block)
+            attended = layer.self_attn.train_blocks(normed, context, layout, block_rope, context_rope)
+            block = layer.feed_forward(block + attended)
         return self.norm(block)
 
     def draft_block(self, block: Tensor, features: Tensor, cache: ContextCache) -> Tensor:
@@ -204,12 +208,10 @@ class Drafter(nn.Module):
         context_rope = self._rope(torch.arange(start, anchor, device=block.device), block)
         block_rope = self._rope(torch.arange(anchor, anchor + block.shape[0], device=block.device), block)
         context = self.fuse(features)
-        for layer in self.layers:
-            attended = layer.self_attn.draft_block(
-                layer.input_layernorm(block), context, cache, block_rope, context_rope
-            )
-            block = block + attended
-            block = block + layer.mlp(layer.post_attention_layernorm(block))
+        for layer in self._draft_layers():
+            normed = layer.input_layernorm(block)
+            attended = layer.self_attn.draft_block(normed, context, cache, block_rope, context_rope)
+            block = layer.feed_forward(block + attended)
         cache.length = anchor
         return self.norm(block)
 
@@ -273,15 +275,13 @@ def save_drafter(drafter: Drafter, directory: Path) -> None:
     config["dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     temporary = directory / f".{WEIGHTS}.tmp"
     save_file(weights, temporary, metadata={"format": "pt"})
-    os.replace(temporary, directory / WEIGHTS)
+    temporary.replace(directory / WEIGHTS)
     temporary = directory / ".config.json.tmp"
     temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, directory / "config.json")
+    temporary.replace(directory / "config.json")
 
 
-def load_drafter(
-    directory: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> Drafter:
+def load_drafter(directory: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Drafter:
     """Load a drafter directory in the published layout.
 
     Raises UserError on a missing or damaged file, a missing, unknown or misshapen weight, or a

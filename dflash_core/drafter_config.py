@@ -7,7 +7,7 @@ refused: what transformers hands out there is already normalized, so engines dis
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,40 +45,53 @@ class DrafterConfig:
     attention_bias: bool = False
 
     def __post_init__(self) -> None:
-        problem = self._problem()
+        problem = next((message for wrong, message in self._problems() if wrong), None)
         if problem:
             raise UserError(problem)
 
-    def _problem(self) -> str | None:
-        ids = self.target_layer_ids
-        last_allowed = self.num_target_layers - 2
-        if not 2 <= self.block_size <= 256:
-            return f"block size {self.block_size} is outside 2..256; pass --drafter.block-size within it"
-        if not ids:
-            return "the drafter taps no target layer; pass --drafter.target-layer-ids"
-        if len(set(ids)) != len(ids) or list(ids) != sorted(ids):
-            return f"target layer ids {list(ids)} must be distinct and ascending"
-        if ids[0] < 0 or ids[-1] > last_allowed:
-            return (
-                f"target layer ids {list(ids)} are out of range: a target of {self.num_target_layers} layers "
-                f"can be tapped at 0..{last_allowed} (the last layer's output is normalized); "
-                "mend --drafter.target-layer-ids"
-            )
-        if not 0 <= self.mask_token_id < self.vocab_size:
-            return (
+    def _problems(self) -> Iterator[tuple[bool, str]]:
+        """Each thing that can be wrong, whether it is, and the sentence that says so."""
+        ids, last = self.target_layer_ids, self.num_target_layers - 2
+        unknown = sorted(set(self.layer_types) - set(LAYER_TYPES))
+        yield (
+            not 2 <= self.block_size <= 256,
+            f"block size {self.block_size} is outside 2..256; pass --drafter.block-size within it",
+        )
+        yield not ids, "the drafter taps no target layer; pass --drafter.target-layer-ids"
+        yield (
+            list(ids) != sorted(set(ids)),
+            f"target layer ids {list(ids)} are not distinct and ascending; mend --drafter.target-layer-ids",
+        )
+        yield (
+            bool(ids) and not 0 <= ids[0] <= ids[-1] <= last,
+            (
+                f"target layer ids {list(ids)} are out of range: of {self.num_target_layers} layers 0..{last} "
+                "can be tapped (the last one's output is normalized); mend --drafter.target-layer-ids"
+            ),
+        )
+        yield (
+            not 0 <= self.mask_token_id < self.vocab_size,
+            (
                 f"mask token id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}; "
                 "pass --mask-token-id within it"
-            )
-        if self.num_heads % self.num_kv_heads:
-            return f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly"
-        if len(self.layer_types) != self.num_layers:
-            return f"{len(self.layer_types)} layer types were given for {self.num_layers} draft layers"
-        unknown = sorted(set(self.layer_types) - set(LAYER_TYPES))
-        if unknown:
-            return f"unknown layer type {unknown[0]!r}; use one of {', '.join(LAYER_TYPES)}"
-        if "sliding_attention" in self.layer_types and not self.sliding_window:
-            return "sliding_attention layers need a window; pass --drafter.sliding-window"
-        return None
+            ),
+        )
+        yield (
+            self.num_heads % self.num_kv_heads != 0,
+            f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly; mend it",
+        )
+        yield (
+            len(self.layer_types) != self.num_layers,
+            (
+                f"{len(self.layer_types)} layer types are given for {self.num_layers} draft layers; "
+                "mend --drafter.layer-types"
+            ),
+        )
+        yield bool(unknown), f"unknown layer types {unknown}; use {' or '.join(LAYER_TYPES)}"
+        yield (
+            "sliding_attention" in self.layer_types and not self.sliding_window,
+            "sliding_attention layers need a window; pass --drafter.sliding-window",
+        )
 
     def layer_is_causal(self, layer: int) -> bool:
         """Whether slot k of a block is blind to later slots in this layer."""

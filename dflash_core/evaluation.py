@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dflash_core.corpus import check_length, opening, render
+from dflash_core.corpus import answer_text, check_length, opening, render
 from dflash_core.drafter import Drafter
 from dflash_core.speculate import Decoded, speculate
 from dflash_core.target import Target
@@ -59,11 +59,8 @@ def evaluate_prompt(
         emitted += decoded.emitted
         tokens += len(decoded.response_ids)
         seconds += decoded.seconds
-        text = tokenizer.decode(list(decoded.response_ids), skip_special_tokens=True)
-        messages.append(Message("assistant", text))
-    return PromptResult(
-        prompt.id, prompt.domain, tuple(accepted), tuple(emitted), tokens, seconds, lossless
-    )
+        messages.append(Message("assistant", answer_text(tokenizer, decoded.response_ids)))
+    return PromptResult(prompt.id, prompt.domain, tuple(accepted), tuple(emitted), tokens, seconds, lossless)
 
 
 def decode(
@@ -96,7 +93,6 @@ def is_greedy(target: Target, prompt_ids: list[int], response_ids: tuple[int, ..
     ids = torch.tensor([[*prompt_ids, *response_ids]], device=target.device)
     kept = len(response_ids) + 1
     logits = target.forward(ids, logits_to_keep=kept).logits
-    assert logits is not None
     logits = logits[0, :-1].float()
     chosen = logits.gather(1, ids[0, len(prompt_ids) :, None])[:, 0]
     return bool((logits.max(dim=-1).values - chosen <= tie_margin(target.dtype)).all())

@@ -173,7 +173,7 @@ class FeatureSet(Sequence[FeatureRow]):
 def _read_only(bits: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
-        return torch.frombuffer(memoryview(bits), dtype=torch.uint16)
+        return torch.from_numpy(bits)
 
 
 def extract(
@@ -191,14 +191,10 @@ def extract(
         for row, sample in enumerate(batch):
             ids[row, : len(sample.input_ids)] = torch.tensor(sample.input_ids)
             mask[row, : len(sample.input_ids)] = 1
-        output = target.forward(
-            ids.to(target.device),
-            layer_ids=layer_ids,
-            want_logits=False,
-            attention_mask=None if bool(mask.all()) else mask.to(target.device),
+        tapped = target.tap(
+            ids.to(target.device), layer_ids, None if bool(mask.all()) else mask.to(target.device)
         )
-        assert output.features is not None
-        features = output.features.to(torch.bfloat16).cpu()
+        features = tapped.to(torch.bfloat16).cpu()
         if not torch.isfinite(features).all():
             names = ", ".join(s.id for s in batch)
             raise UserError(f"the target gives NaN or infinite features on {names}; check the checkpoint")

@@ -50,9 +50,7 @@ def position_weights(block_size: int, gamma: float) -> Tensor:
     return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32) / gamma)
 
 
-def draw_anchors(
-    length: int, response_start: int, most: int, generator: torch.Generator
-) -> Tensor:
+def draw_anchors(length: int, response_start: int, most: int, generator: torch.Generator) -> Tensor:
     """Sorted anchor positions of one document, at most `most`, drawn without replacement.
 
     An anchor lies in the response and has at least one response token after it to predict, so
@@ -65,9 +63,7 @@ def draw_anchors(
     return chosen.sort().values + response_start
 
 
-def pack_anchors(
-    documents: list[Tensor], anchors: list[Tensor], block_size: int
-) -> AnchorBatch:
+def pack_anchors(documents: list[Tensor], anchors: list[Tensor], block_size: int) -> AnchorBatch:
     """Lay documents (token ids [tokens] each) end to end and read off every anchor's labels.
 
     Labels never cross a document's end. `anchors[i]` are positions inside `documents[i]`.
@@ -145,9 +141,7 @@ def block_loss(hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor) ->
     """
     labeled = labels != IGNORED
     spread = weights.to(hidden.device).expand(labels.shape)
-    total, _, right = _FrozenHeadLoss.apply(
-        hidden[:, 1:][labeled], head, labels[labeled], spread[labeled]
-    )
+    total, _, right = _FrozenHeadLoss.apply(hidden[:, 1:][labeled], head, labels[labeled], spread[labeled])
     hit = torch.zeros(labels.shape, dtype=torch.float32, device=hidden.device)
     hit[labeled] = right.float()
     chain = float(hit.cumprod(dim=1).sum())

@@ -80,14 +80,14 @@ def speculate(
     output = target.forward(prompt, layer_ids=taps, cache=cache, logits_to_keep=1)
     response = [int(sampler.pick(output.logits[0])[0])]
     proposer = _Proposer(target, drafter, sampler) if drafter else None
-    features = output.features[0] if drafter else None
+    fresh = len(prompt_ids)  # tokens of the last forward that were kept: their features are new
     accepted_counts, emitted_counts = [], []
     began = time.perf_counter()
     while len(response) < max_new_tokens and response[-1] not in stops:
         room = max_new_tokens - len(response)
         drafts, draft_probabilities = None, None
         if proposer is not None:
-            drafts, draft_probabilities = proposer.propose(response[-1], features, room)
+            drafts, draft_probabilities = proposer.propose(response[-1], output.features[0, :fresh], room)
         length = len(prompt_ids) + len(response) - 1
         block = torch.tensor([[response[-1]]], device=target.device)
         if drafts is not None:
@@ -102,7 +102,7 @@ def speculate(
         emitted_counts.append(len(tokens))
         accepted_counts.append(min(accepted, len(tokens)))
         crop_cache(cache, length + len(tokens))
-        features = output.features[0, : len(tokens)] if drafter else None
+        fresh = len(tokens)
     seconds = time.perf_counter() - began
     return Decoded(tuple(response), tuple(accepted_counts), tuple(emitted_counts), seconds)
 

@@ -8,7 +8,8 @@ tapped layer. Layer id i means the *output of decoder layer i* (0-based), which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 class TargetOutput:
     """What one forward of the target gives back."""
 
-    features: Tensor | None
+    features: Tensor
     """[batch, tokens, taps x hidden], the taps side by side in the order asked for."""
-    logits: Tensor | None
-    """[batch, kept tokens, vocab]; None when the forward stopped after the last tap."""
+    logits: Tensor
+    """[batch, kept tokens, vocab]."""
 
 
 class _StopForwardError(Exception):
@@ -93,41 +94,50 @@ class Target:
         input_ids: Tensor,
         *,
         layer_ids: Sequence[int] = (),
-        want_logits: bool = True,
         cache: DynamicCache | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         logits_to_keep: int = 0,
     ) -> TargetOutput:
-        """Run the target over `input_ids` [batch, tokens] (int64).
+        """Run the whole target over `input_ids` [batch, tokens] (int64), continuing `cache`.
 
-        With `want_logits=False` the forward ends after the last layer of `layer_ids`.
-        `logits_to_keep=n` gives the logits of the last n tokens only (0: all of them).
+        `logits_to_keep=n` gives the logits of the last n tokens only (0: all of them). Without
+        `layer_ids` the features are of width 0.
         """
-        if not want_logits and not layer_ids:
-            raise ValueError("a forward without logits needs at least one layer to tap")
-        self._wanted = tuple(layer_ids)
-        self._stop_after = None if want_logits else max(layer_ids)
-        logits = None
-        try:
-            logits = self.model(
+        with self._tapping(layer_ids):
+            output = self.model(
                 input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
                 cache=cache,
                 use_cache=cache is not None,
                 logits_to_keep=logits_to_keep,
-            ).logits
-        except _StopForwardError:
-            pass
+            )
+            return TargetOutput(self._joined(layer_ids, input_ids), output.logits)
+
+    @torch.inference_mode()
+    def tap(
+        self, input_ids: Tensor, layer_ids: Sequence[int], attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Features [batch, tokens, taps x hidden] only: the forward ends after the last tapped layer."""
+        if not layer_ids:
+            raise ValueError("name at least one layer to tap")
+        with self._tapping(layer_ids, stop_after=max(layer_ids)):
+            with contextlib.suppress(_StopForwardError):
+                self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            return self._joined(layer_ids, input_ids)
+
+    @contextlib.contextmanager
+    def _tapping(self, layer_ids: Sequence[int], stop_after: int | None = None) -> Iterator[None]:
+        self._wanted, self._stop_after = tuple(layer_ids), stop_after
+        try:
+            yield
         finally:
-            taps, self._taps = self._taps, {}
-            self._wanted, self._stop_after = (), None
-        features = torch.cat([taps[i] for i in layer_ids], dim=-1) if layer_ids else None
-        return TargetOutput(features, logits)
+            self._wanted, self._stop_after, self._taps = (), None, {}
+
+    def _joined(self, layer_ids: Sequence[int], input_ids: Tensor) -> Tensor:
+        if not layer_ids:
+            return torch.empty(*input_ids.shape, 0, dtype=self.dtype, device=self.device)
+        return torch.cat([self._taps[i] for i in layer_ids], dim=-1)
 
 
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of any causal LM: its only ModuleList of `num_hidden_layers` entries."""
     count = model.config.num_hidden_layers
     found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
@@ -156,4 +166,4 @@ def load_target(path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.f
         use_safetensors=True,
         attn_implementation="sdpa",
     )
-    return Target(model.to(device))
+    return Target(model.to(device))  # type: ignore[arg-type] - transformers' wrapper hides nn.Module.to

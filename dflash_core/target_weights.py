@@ -32,9 +32,12 @@ class TargetWeights:
 
     def head(self) -> Tensor:
         """[vocab, hidden]; the embedding itself where the two are tied."""
-        if any(name.endswith("lm_head.weight") for name in self._files):
-            return self._only("lm_head.weight")
-        return self.embedding()
+        return self.embedding() if self.tied else self._only("lm_head.weight")
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return not any(name.endswith("lm_head.weight") for name in self._files)
 
     def layer(self, index: int) -> dict[str, Tensor]:
         """Decoder layer `index`: parameter name inside the layer -> tensor."""
@@ -63,7 +66,7 @@ def _tensor_files(path: Path) -> dict[str, str]:
         weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return weight_map
     with safe_open(path / "model.safetensors", framework="pt") as reader:
-        return {name: "model.safetensors" for name in reader.keys()}  # noqa: SIM118 (not a mapping)
+        return dict.fromkeys(reader.keys(), "model.safetensors")
 
 
 @torch.no_grad()
@@ -71,6 +74,6 @@ def frozen_pair(path: Path, *, device: str, dtype: torch.dtype) -> tuple[Tensor,
     """The target's (embedding, head) on a device; one tensor, not two, where they are tied."""
     weights = TargetWeights(path)
     embedding = weights.embedding().to(device=device, dtype=dtype)
-    if not any(name.endswith("lm_head.weight") for name in weights._files):
+    if weights.tied:
         return embedding, embedding
     return embedding, weights.head().to(device=device, dtype=dtype)

@@ -269,7 +269,5 @@ def drafter_loss(
     ids[:, 0] = batch.anchor_ids
     dtype = drafter.norm.weight.dtype
     block = F.embedding(ids.flatten(), embedding).to(dtype)
-    hidden = drafter.train_blocks(
-        block, features.to(device=device, dtype=dtype), positions, batch.layout
-    )
+    hidden = drafter.train_blocks(block, features.to(device=device, dtype=dtype), positions, batch.layout)
     return block_loss(hidden.view(-1, size, hidden.shape[-1]).to(head.dtype), head, batch.labels, weights)

@@ -26,7 +26,9 @@ def main(argv: list[str]) -> int:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line of stdout"
+    )
 
 
 if __name__ == "__main__":

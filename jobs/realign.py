@@ -37,7 +37,9 @@ def main(argv: list[str]) -> int:
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its size, and do nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line of stdout"
+    )
 
 
 if __name__ == "__main__":

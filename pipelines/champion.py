@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_core import tags as t
-from dflash_core.artifacts import Workspace
+from dflash_core.artifacts import Artifact, Workspace
 from dflash_core.drafter_config import DrafterConfig, read_drafter_config
 from pipelines.context import Context
 from pipelines.evaluate import Subject
@@ -54,6 +54,15 @@ def fetch_champion(context: Context, registry: Registry, registered: RegisteredD
                 workspace.put(f"drafter/{path.relative_to(directory)}", path)
         return {"model": registered.name, "version": registered.version}
 
-    result = plan(registered).run(context, body)
-    directory = result.artifact.local_dir() / "drafter"
+    return _champion(registered, plan(registered).run(context, body).artifact)
+
+
+def known_champion(context: Context, registered: RegisteredDrafter) -> Champion | None:
+    """The same, but only if it has been fetched before."""
+    artifact = context.store.artifact("champion", plan(registered).identity)
+    return None if artifact is None else _champion(registered, artifact)
+
+
+def _champion(registered: RegisteredDrafter, artifact: Artifact) -> Champion:
+    directory = artifact.local_dir() / "drafter"
     return Champion(registered, directory, read_drafter_config(directory))

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_core.report import RealignReport, write_report
+
 from dflash_core import tags as t
 from dflash_core.acceptance import acceptance_by_position
 from dflash_core.artifacts import Workspace
 from dflash_core.fingerprint import fingerprint
 from dflash_core.gate import one_sentence
-from dflash_core.report import RealignReport, write_report
 from dflash_core.types import AcceptanceReport, GateDecision, Interval, Outcome
 from pipelines import settled
 from pipelines.champion import Champion
@@ -69,7 +70,9 @@ class Evidence:
         return (self.inspected, *self.stages)
 
 
-def conclude(prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence) -> RealignResult:
+def conclude(
+    prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence
+) -> RealignResult:
     """Write down what was decided, and let serving see it. Raises LeaseHeldError if another run promotes."""
     reported = _report(prepared, outcome, decision, evidence)
     with prepared.context.store.lease(f"promote-{prepared.registry.name}"):
@@ -99,9 +102,7 @@ def _estimate(interval: Interval | None, report: AcceptanceReport | None) -> flo
     return interval.estimate if interval is not None and report is not None else None
 
 
-def _report(
-    prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence
-) -> StageResult:
+def _report(prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence) -> StageResult:
     """Stage `gate`: the decision with everything it rests on, for people and for programs."""
     context = prepared.context
 

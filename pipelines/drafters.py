@@ -1,4 +1,4 @@
-"""Drafters on their way through the flow: the shape of a new one, the trained one, what the gate asks of it."""
+"""Drafters on their way through the flow: a new one's shape, the trained one, what the gate asks."""
 
 from __future__ import annotations
 

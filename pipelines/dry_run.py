@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dflash_core.drafter_config import DrafterConfig, read_drafter_config
+from dflash_core.drafter_config import DrafterConfig
 from dflash_core.fingerprint import SHORT
 from pipelines import evaluate, extract, generate, inspect, settled, train
-from pipelines.champion import plan as champion_plan
+from pipelines.champion import Champion, known_champion
 from pipelines.drafters import drafter_config
 from pipelines.plan import Plan
 from pipelines.prepare import Prepared
-from pipelines.train import Parent
 
 _BYTES_PER_FEATURE = 2
 _BYTES_PER_TOKEN_OF_TEXT = 3
@@ -87,15 +86,14 @@ def describe(prepared: Prepared) -> DryRun:
     gate = f"{len(prompts.gate)} prompts x up to {config.evaluate.max_new_tokens} tokens"
     add("inspect", inspect.plan(context, prompts), f"{len(prompts.train)} + {len(prompts.gate)} prompts")
     shape: DrafterConfig | None = drafter_config(prepared)
-    parent = None
+    parent: Champion | None = None
     if current is not None:
         measured = evaluate.plan(context, prompts.gate_fingerprint, current.drafter_fingerprint)
         add("evaluate champion", measured, gate)
         if not config.from_scratch:
             # The champion's own shape is known once it has been fetched.
-            artifact = context.store.artifact("champion", champion_plan(current).identity)
-            shape = read_drafter_config(artifact.local_dir() / "drafter") if artifact else None
-            parent = artifact and Parent(artifact.local_dir() / "drafter", current.drafter_fingerprint)
+            parent = known_champion(context, current)
+            shape = parent.drafter if parent else None
     turns = sum(len(p.turns) for p in prompts.train)
     tokens = turns * (config.generate.max_new_tokens or 0)
     prompt_bytes = sum(len(t.encode()) for p in prompts.train for t in p.turns)

@@ -44,10 +44,8 @@ def plan(context: Context, gate_prompts: str, drafter_fingerprint: str) -> Plan:
     return Plan("evaluate", inputs, CODE_VERSION)
 
 
-def run(
-    context: Context, gate_prompts: str, inspected: StageResult, subject: Subject
-) -> StageResult:
-    """`acceptance.json` of a drafter on the gate prompts (of fingerprint `gate_prompts`); resumable by prompt."""
+def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Subject) -> StageResult:
+    """`acceptance.json` of a drafter on the gate prompts (`gate_prompts`: their fingerprint); resumable."""
     options, checkpoint = context.config.evaluate, context.checkpoint
     num_prompts = inspected.artifact.meta["num_gate"]
 

@@ -1,4 +1,4 @@
-"""Acceptance of any drafter directory on any target directory, in this process: what `jobs/evaluate.py` runs."""
+"""Acceptance of any drafter on any target, in this process: what `jobs/evaluate.py` runs."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
     return AcceptanceReport(
         block_size=drafter_config.block_size,
         prompts=tuple(results),
-        drafter_fingerprint=drafter_fingerprint(
-            {file: file_sha256(config.drafter / file) for file in FILES}
-        ),
+        drafter_fingerprint=drafter_fingerprint({file: file_sha256(config.drafter / file) for file in FILES}),
         target_fingerprint=checkpoint.fingerprint,
         temperature=config.temperature,
         max_new_tokens=config.max_new_tokens,

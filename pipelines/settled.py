@@ -1,8 +1,8 @@
 """Requests that are settled already, so that a rerun says so in seconds and touches neither Ray nor torch.
 
 A request is what the user asked for: this target, these prompts, this configuration. Together with the
-drafter that serves now it decides what would happen; the outcome is kept in the store under both, and believed only
-while the registry still agrees.
+drafter that serves now it decides what would happen; the outcome is kept in the store under both, and
+believed only while the registry still agrees.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from pipelines.registry import RegisteredDrafter, Registry
 from pipelines.result import RealignResult, StageSummary
 
 CODE_VERSION = 1
-_NOT_THE_REQUEST = {"target", "prompts", "eval_prompts", "chat_template", "store", "tracking_uri", "model_name",
-                    "ray_address", "resources", "device", "dtype"}  # fmt: skip
-"""Configuration that says where things are and where to run, or whose content is in the request by fingerprint."""
+_NOT_THE_REQUEST = {
+    *("target", "prompts", "eval_prompts", "chat_template"),
+    *("store", "tracking_uri", "model_name", "ray_address", "resources", "device", "dtype"),
+}
+"""Configuration that says where things are or where to run; what is read from there counts by content."""
 
 
 def request_identity(context: Context, prompts: PromptSets) -> str:
@@ -39,7 +41,9 @@ def request_identity(context: Context, prompts: PromptSets) -> str:
     )
 
 
-def find(context: Context, registry: Registry, request: str, current: RegisteredDrafter | None) -> RealignResult | None:
+def find(
+    context: Context, registry: Registry, request: str, current: RegisteredDrafter | None
+) -> RealignResult | None:
     """The settled outcome of `request` while `current` is what the registry offers for this target."""
     checkpoint = context.checkpoint
     serving = registry.serving(checkpoint.fingerprint)

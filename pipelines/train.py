@@ -7,9 +7,9 @@ carry the optimizer, so a killed training continues on the very path that it was
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dflash_core.artifacts import Workspace
 from pipelines.context import Context
@@ -27,17 +27,17 @@ _REPORT_EVERY = 10
 """Steps between two messages from the worker to the driver."""
 
 
-@dataclass(frozen=True)
-class Parent:
-    """The drafter that training starts from."""
+class Parent(Protocol):
+    """The drafter that training starts from; `champion.Champion` is one."""
 
-    directory: Path
-    fingerprint: str
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
 
-def plan(
-    context: Context, extract_identity: str, drafter: DrafterConfig, parent: Parent | None
-) -> Plan:
+def plan(context: Context, extract_identity: str, drafter: DrafterConfig, parent: Parent | None) -> Plan:
     """What the trained drafter depends on."""
     inputs = {
         "features": extract_identity,
@@ -59,7 +59,7 @@ def run(
     parent: Parent | None,
 ) -> StageResult:
     """`drafter/` in the published format and `curve.json`; resumable by checkpoint."""
-    options = _options(context, extracted, drafter.block_size)
+    options = _options(context, extracted)
 
     def body(workspace: Workspace) -> dict[str, Any]:
         context.connect()
@@ -93,7 +93,7 @@ def run(
     return planned.run(context, body)
 
 
-def _options(context: Context, extracted: StageResult, block_size: int) -> dict[str, Any]:
+def _options(context: Context, extracted: StageResult) -> dict[str, Any]:
     """`training.TrainOptions` as plain data, epochs turned into steps."""
     train, tokens = context.config.train, extracted.artifact.meta["tokens"]
     batch_tokens = train.batch_tokens or 4096

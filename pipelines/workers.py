@@ -28,6 +28,7 @@ from pipelines.sharded import Row, ShardWorker
 
 
 def start_target(checkpoint: Checkpoint, placement: Placement) -> Target:
+    """The target, loaded where the placement says."""
     torch.set_num_threads(placement.threads)
     return load_target(checkpoint.path, device=placement.device, dtype=torch_dtype(placement.dtype))
 
@@ -85,7 +86,7 @@ class GenerateWorker(ShardWorker):
                 name = prompt.id if turn == 1 else f"{prompt.id}#{turn}"
                 samples.append(Sample(name, prompt.domain, (*ids, *answer), len(ids)))
                 if turn < len(prompt.turns):
-                    text = self.tokenizer.decode(answer, skip_special_tokens=True)
+                    text = corpus.answer_text(self.tokenizer, answer)
                     follow_up = [Message("assistant", text), Message("user", prompt.turns[turn])]
                     still_open.append((prompt, [*messages, *follow_up]))
             open_conversations = still_open
