@@ -139,12 +139,14 @@ class Store:
             raise UserError(f"{location!r} names no store: pass a folder or an fsspec URL as --store")
         folder = open_folder(location)
         here = folder.local_path()
-        if here is not None and here.exists() and not here.is_dir():
-            raise UserError(f"the store {location} is not a directory: pass a folder as --store")
         probe = f".probe-{uuid.uuid4().hex[:8]}"
         try:
-            folder.write(probe, bytes(_PROBE_BYTES))
+            if here is not None and here.exists() and not here.is_dir():
+                raise UserError(f"the store {location} is not a directory: pass a folder as --store")
+            folder.create(probe, bytes(_PROBE_BYTES))
             folder.remove(probe)
+        except UserError:
+            raise
         # Each remote backend raises errors of its own for a wrong address or missing credentials.
         except Exception as error:
             explanation = explain(error, folder.location)

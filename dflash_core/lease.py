@@ -115,6 +115,8 @@ class Lease:
         self._heart: threading.Thread | None = None
 
     def __enter__(self) -> Lease:
+        # Before the file names us: another thread must not find a holder that nobody knows.
+        _held_here.add(self.owner.token)
         deadline = time.monotonic() + self._timeout
         while (holder := self._try()) is not None:
             if time.monotonic() >= deadline:
@@ -169,7 +171,6 @@ class Lease:
             # Without a lock others may create at this very moment, or have removed what we created.
             if not self._folder.create(self._file, self.owner.encode()) or not self.is_ours():
                 return self._describe(self._read_owner())
-        _held_here.add(self.owner.token)
         self.taken_over_from = stale
         return None
 

@@ -122,8 +122,8 @@ class Workspace:
         owner = folder.read(OWNER)
         if owner is None:
             raise UserError(
-                f"{self.location} is no longer there or cannot be seen from {platform.node()}: keep the store where "
-                "every machine of the cluster sees it under this name, and rerun"
+                f"{self.location} is no longer there or cannot be seen from {platform.node()}: "
+                "keep the store where every machine of the cluster sees it under this name, and rerun"
             )
         if owner.decode() != self.token:
             raise LeaseHeldError(
