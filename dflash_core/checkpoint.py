@@ -22,7 +22,7 @@ from dflash_core.digest_cache import cache_file, load_digests, signature, store_
 from dflash_core.errors import UserError
 from dflash_core.hub import resolve_target
 from dflash_core.safetensors_index import TensorEntry, read_tensors
-from dflash_core.strict_json import MEBIBYTE, read_object, read_text
+from dflash_core.strict_json import MEBIBYTE, one_line, read_object, read_text
 from dflash_core.target_config import decoder_shape, read_target_config
 from dflash_core.tokenizer_files import (
     MAX_TEMPLATE_BYTES,
@@ -77,7 +77,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     # A stranger's files met by a large library: whatever it raises, the files are at fault.
     except Exception as error:
         raise UserError(
-            f"transformers cannot load the tokenizer in {checkpoint.path} ({error}): "
+            f"transformers cannot load the tokenizer in {checkpoint.path} ({one_line(error)}): "
             "save it again with save_pretrained"
         ) from error
     num_ids = max(tokenizer.get_vocab().values()) + 1
@@ -94,7 +94,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     # The template is the user's own program: it can fail in any way.
     except Exception as error:
         raise UserError(
-            f"the chat template of {checkpoint.path} does not render ({error}): "
+            f"the chat template of {checkpoint.path} does not render ({one_line(error)}): "
             "correct it or pass --chat-template"
         ) from error
     return tokenizer

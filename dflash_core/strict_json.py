@@ -67,6 +67,12 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
+def one_line(error: BaseException) -> str:
+    """What a library said, fit to be quoted inside one sentence."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) == len(pairs):

@@ -40,8 +40,7 @@ def read_target_config(path: Path) -> TargetConfig:
     fields.one_of("hidden_act", ("silu", "swish"), default="silu")
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         fields.boolean(key)
-    # Not ours to use, but transformers builds a table of this many names.
-    fields.integer("num_labels", 0, 100_000, default=0)
+    _check_unused(fields)
     _check_windows(fields, layers)
     return TargetConfig(
         model_type=architecture.model_type,
@@ -54,7 +53,7 @@ def read_target_config(path: Path) -> TargetConfig:
         intermediate_size=fields.integer("intermediate_size", 1, 1 << 22),
         vocab_size=fields.integer("vocab_size", 2, 1 << 24),
         max_positions=max_positions,
-        rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-20, 1.0),
         rope_parameters=rope_parameters(path, raw, max_positions, head_dim),
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
         torch_dtype=_dtype(fields),
@@ -129,6 +128,16 @@ def _head_dim(fields: _Fields, hidden: int, heads: int, *, required: bool) -> in
     return head_dim
 
 
+def _check_unused(fields: _Fields) -> None:
+    """Values that mean nothing to us, but that transformers trips over when it loads the model."""
+    fields.boolean("use_cache")
+    for key in ("initializer_range", "attention_dropout"):
+        if fields.raw.get(key) is not None:
+            fields.number(key, 0.0, 1.0)
+    # transformers builds a table of this many names.
+    fields.integer("num_labels", 0, 100_000, default=0)
+
+
 def _check_windows(fields: _Fields, layers: int) -> None:
     for key in ("sliding_window", "max_window_layers"):
         fields.integer(key, 0, 1 << 32, default=0)
@@ -174,8 +183,8 @@ class _Fields:
 
     def number(self, key: str, low: float, high: float) -> float:
         value = self.raw.get(key)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low < value < high:
-            raise self.error(f"{key} is {_shown(value)}, not a number between {low} and {high}")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            raise self.error(f"{key} is {_shown(value)}, not a number from {low} to {high}")
         return float(value)
 
     def boolean(self, key: str) -> bool:

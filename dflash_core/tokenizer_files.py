@@ -13,7 +13,7 @@ from typing import Any
 
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import fingerprint
-from dflash_core.strict_json import MEBIBYTE, parse_object, read_bytes, read_object, read_text
+from dflash_core.strict_json import MEBIBYTE, one_line, parse_object, read_bytes, read_object, read_text
 
 ROLES = ("bos", "eos", "pad", "unk")
 MAX_TEMPLATE_BYTES = 4 * MEBIBYTE
@@ -73,7 +73,7 @@ def read_tokenizer(directory: Path) -> TokenizerFiles:
         raise
     # The Rust side raises bare Exception for bad content, and BaseException where it panics.
     except BaseException as error:  # noqa: BLE001
-        raise UserError(f"{path} is no usable tokenizer ({error}): save or copy it again") from None
+        raise UserError(f"{path} is no usable tokenizer ({one_line(error)}): save or copy it again") from None
     if not vocabulary:
         raise UserError(f"{path} has an empty vocabulary: save or copy it again")
     return TokenizerFiles(

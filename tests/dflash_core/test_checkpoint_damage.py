@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,6 @@ def _spoil(content: dict[str, Any], chance: random.Random) -> None:
         key = chance.choice(keys)
         deeper = place[key]
         if not isinstance(deeper, (dict, list)) or not deeper or chance.random() < 0.3:
-            place[key] = chance.choice(_JUNK)
+            place[key] = deepcopy(chance.choice(_JUNK))
             return
         place = deeper

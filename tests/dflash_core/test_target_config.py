@@ -39,6 +39,8 @@ from tests.dflash_core import tiny_checkpoints as tiny
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window is not set"),
         ({"sliding_window": -4}, "sliding_window is -4"),
         ({"num_labels": 10**12}, "num_labels"),
+        ({"initializer_range": "0.02"}, "initializer_range is '0.02'"),
+        ({"use_cache": 1}, "use_cache is 1"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*LlamaForCausalLM"),
         ({"architectures": []}, "architectures is"),
         ({"architectures": None}, "architectures is None"),
