@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from dflash_core.corpus import generate_batch
 from dflash_core.drafter import Drafter, new_drafter
@@ -76,12 +83,12 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return torch.randint(0, VOCAB - 1, (length,), generator=generator).tolist()
 
 
-def greedy_samples(target: Target, *, count: int = 16, prompt_length: int = 8, new_tokens: int = 32) -> list[Sample]:
+def greedy_samples(
+    target: Target, *, count: int = 16, prompt_length: int = 8, new_tokens: int = 32
+) -> list[Sample]:
     """The target's own greedy answers to random prompts."""
     prompts = [random_prompt(prompt_length, seed) for seed in range(count)]
-    answers = generate_batch(
-        target, prompts, max_new_tokens=new_tokens, stop_ids=(), temperature=0.0, seed=0
-    )
+    answers = generate_batch(target, prompts, max_new_tokens=new_tokens, stop_ids=(), temperature=0.0, seed=0)
     return [
         Sample(str(i), "test", (*prompt, *answer), prompt_length)
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))

@@ -1,0 +1,104 @@
+"""Chunked and flex attention against a dense mask: values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dflash_core import attention
+from dflash_core.attention import AnchorLayout, anchored_attention, dense_mask, visible
+from dflash_core.objective import draw_anchors, pack_anchors
+
+KINDS = [(False, None), (True, 7), (False, 9), (True, None), (False, 1)]
+
+
+@pytest.fixture
+def layout() -> AnchorLayout:
+    """Three documents, of which the second is so short that it holds few anchors."""
+    generator = torch.Generator().manual_seed(0)
+    documents = [torch.randint(0, 50, (n,), generator=generator) for n in (40, 9, 77)]
+    anchors = [draw_anchors(len(d), 5, 12, generator) for d in documents]
+    return pack_anchors(documents, anchors, 4).layout
+
+
+def _tensors(layout: AnchorLayout, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    queries, context = layout.num_anchors * layout.block_size, layout.context_length
+    shapes = ((4, queries, 8), (2, context, 8), (2, context, 8), (2, queries, 8), (2, queries, 8))
+    return [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def _dense(tensors: list[torch.Tensor], layout: AnchorLayout, causal: bool, window: int | None) -> torch.Tensor:
+    """Softmax attention written out, heads repeated by hand."""
+    q, k_context, v_context, k_block, v_block = tensors
+    keys = torch.cat([k_context, k_block], dim=1).repeat_interleave(2, dim=0)
+    values = torch.cat([v_context, v_block], dim=1).repeat_interleave(2, dim=0)
+    scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5
+    hidden = ~dense_mask(layout, causal=causal, window=window)
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values
+
+
+@pytest.mark.parametrize(("causal", "window"), KINDS)
+@pytest.mark.parametrize("chunk_queries", [4, 16, 128])
+def test_chunks_equal_the_dense_mask(
+    layout: AnchorLayout,
+    causal: bool,
+    window: int | None,
+    chunk_queries: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "_CHUNK_QUERIES", chunk_queries)
+    tensors = _tensors(layout)
+    expected = _dense(tensors, layout, causal, window)
+    output = anchored_attention(*tensors, layout, causal=causal, window=window)
+    assert (output - expected).abs().max() < 1e-12
+    weight = torch.randn_like(expected)
+    for mine, reference in zip(
+        torch.autograd.grad((output * weight).sum(), tensors),
+        torch.autograd.grad((expected * weight).sum(), tensors),
+        strict=True,
+    ):
+        assert (mine - reference).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize(("causal", "window"), KINDS)
+def test_the_flex_mask_of_gpus_equals_the_dense_mask(layout: AnchorLayout, causal: bool, window: int | None) -> None:
+    """Uncompiled, forward only: what CPUs can run of it."""
+    tensors = [t.detach() for t in _tensors(layout, torch.float32)]
+    output = attention._flex(*tensors, layout, causal=causal, window=window)
+    assert (output - _dense(tensors, layout, causal, window)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("causal", "window"), KINDS)
+def test_the_mask_says_what_the_paper_says(layout: AnchorLayout, causal: bool, window: int | None) -> None:
+    """Entry by entry, from the words: strictly earlier context of the same document, and the own block."""
+    size = layout.block_size
+    lengths, first = [40, 9, 77], {}
+    offset = 0
+    for length in lengths:
+        first.update(dict.fromkeys(range(offset, offset + length), offset))
+        offset += length
+    mask = dense_mask(layout, causal=causal, window=window)
+    for query in range(mask.shape[0]):
+        anchor, slot = divmod(query, size)
+        start, position = int(layout.doc_starts[anchor]), int(layout.positions[anchor])
+        for key in range(mask.shape[1]):
+            if key < layout.context_length:
+                at = key - first[key]
+                seen = first[key] == start and at < position
+            else:
+                other, other_slot = divmod(key - layout.context_length, size)
+                at = position + other_slot
+                seen = other == anchor
+            distance = position + slot - at
+            if causal:
+                seen = seen and distance >= 0
+            if window is not None:
+                seen = seen and distance < window and (causal or -distance < window)
+            assert bool(mask[query, key]) == seen
+
+
+def test_visible_broadcasts() -> None:
+    layout = AnchorLayout(torch.tensor([0]), torch.tensor([3]), 2, 5)
+    seen = visible(layout, torch.tensor([[0], [1]]), torch.arange(7)[None], causal=False, window=None)
+    assert seen.tolist() == [[True, True, True, False, False, True, True]] * 2
