@@ -7,6 +7,7 @@ no artifact. How one comes about is told in `attempt.py`; leases stand under `le
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -138,15 +139,8 @@ class Store:
         if not location or "\0" in location:
             raise UserError(f"{location!r} names no store: pass a folder or an fsspec URL as --store")
         folder = open_folder(location)
-        here = folder.local_path()
-        probe = f".probe-{uuid.uuid4().hex[:8]}"
         try:
-            if here is not None and here.exists() and not here.is_dir():
-                raise UserError(f"the store {location} is not a directory: pass a folder as --store")
-            folder.create(probe, bytes(_PROBE_BYTES))
-            folder.remove(probe)
-        except UserError:
-            raise
+            _probe(folder)
         # Each remote backend raises errors of its own for a wrong address or missing credentials.
         except Exception as error:
             explanation = explain(error, folder.location)
@@ -197,6 +191,16 @@ class Store:
             seconds=content["seconds"],
             digest=digest,
         )
+
+
+def _probe(folder: Folder) -> None:
+    """Write a file and remove it. Raises whatever the storage raises."""
+    here = folder.local_path()
+    if here is not None and here.exists() and not here.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(here))
+    name = f".probe-{uuid.uuid4().hex[:8]}"
+    folder.create(name, bytes(_PROBE_BYTES))
+    folder.remove(name)
 
 
 def artifact_name(stage: str, identity: str) -> str:

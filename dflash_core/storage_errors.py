@@ -51,7 +51,8 @@ def explain(error: BaseException, location: str) -> str | None:
         if code in known:
             what, remedy = known[code]
             place, where = (location, "the store ") if in_store or path is None else (path, "")
-            return f"{where}{place} {what}{_free(place)}: {remedy}, and rerun"
+            free = _free(place) if remedy == _FREE_SPACE else ""
+            return f"{where}{place} {what}{free}: {remedy}, and rerun"
     return None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dflash_core.errors import LeaseHeldError, UserError
-from dflash_core.folder import Folder, open_folder
+from dflash_core.folder import Folder, is_temporary, open_folder
 
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 RECORDS, OWNER, SCRATCH = ".records", ".owner", ".scratch"
@@ -103,7 +103,8 @@ class Workspace:
         """All files that were put, by name. Raises FileNotFoundError for one that is gone or changed size."""
         folder = self._folder()
         sizes = folder.sizes("")
-        found = [_parse_record(data) for data in folder.read_tree(RECORDS).values()]
+        stored = folder.read_tree(RECORDS)
+        found = [_parse_record(data) for name, data in stored.items() if not is_temporary(name)]
         records = sorted((record for record in found if record), key=lambda r: r.name)
         for record in records:
             if sizes.get(record.name) != record.num_bytes:

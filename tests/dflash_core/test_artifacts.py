@@ -300,7 +300,7 @@ def test_a_folder_of_somebody_elses_is_no_store() -> None:
             text=True,
         )
         assert list(Path(name).iterdir()) == []
-    assert found.stdout.startswith(f"the store {name} may not be written by this user (")
+    assert found.stdout.startswith(f"the store {name} may not be written by this user: ")
     assert found.stdout.endswith("make it writable or pass another --store, and rerun\n")
 
 

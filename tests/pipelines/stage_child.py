@@ -56,7 +56,9 @@ def run(
         if workspace.get_json("rows/a.json") is None:
             note("rows/a.json")
             workspace.put_json("rows/a.json", {"tokens": 7})
-        return {"files": 3}
+        for number in (1, 2):
+            workspace.put_json("twice.json", number)
+        return {"files": 4}
 
     return run_stage(
         Store.open(store),
@@ -85,6 +87,20 @@ def kill_before(number: int, root: str) -> None:
     sys.addaudithook(watch)
 
 
+def lose_lease(store: str) -> None:
+    """Remove the lease, as another machine would that takes it over, when the manifest is being written."""
+    lost = False
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal lost
+        if event == "open" and "/.manifest.json." in str(arguments[0]) and not lost:
+            lost = True
+            for lease in Path(store, "leases").glob("*.json"):
+                lease.unlink()
+
+    sys.addaudithook(watch)
+
+
 def blocked(store: str, fifo: str) -> None:
     """Put a file whose bytes come from a pipe that somebody else fills."""
 
@@ -101,8 +117,13 @@ def _serve(command: dict[str, Any]) -> int:
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     try:
-        kill_before(command["kill_before"], command["store"])
+        if command["kill_before"]:
+            kill_before(command["kill_before"], command["store"])
+        else:
+            lose_lease(command["store"])
         run(command["store"], command["made"], resumable=command["resumable"])
+    except DFlashError as error:
+        os._exit(error.exit_code)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(99)
