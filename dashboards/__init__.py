@@ -1,0 +1,1 @@
+"""Read-only views of what MLflow holds; nothing here writes, and nothing here is needed to run a job."""
