@@ -1,0 +1,80 @@
+"""An own Ray on this machine: as large as the process may be, private, and gone with it.
+
+Ray's ports listen on every interface of the machine, whatever address it is given, and whoever
+reaches them can run code. So this Ray asks for a token that is made up for this process and never
+written to disk. (Ray's own default writes `~/.ray/auth_token`, after which every later `ray start`
+of that user asks for it too.) A user who sets `RAY_AUTH_MODE` decides otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipelines.ray_process import verbosity
+
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+OBJECT_STORE_BYTES = 256 << 20
+"""References and manifest rows travel through it, never tensors."""
+LONGEST_TEMP_DIR = 40
+"""A unix socket's path ends at 107 characters, of which Ray's session takes up to 65."""
+
+
+def cpu_budget() -> int:
+    """CPUs this process may use: its affinity, cut by the container's quota; at least 1."""
+    cpus = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # cgroup v2; "max" is no number and means no quota
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cpus = min(cpus, int(quota) // int(period))
+    with suppress(OSError, ValueError):  # cgroup v1; -1 means no quota
+        folder = Path("/sys/fs/cgroup/cpu")
+        micros = int((folder / "cpu.cfs_quota_us").read_text())
+        if micros > 0:
+            cpus = min(cpus, micros // int((folder / "cpu.cfs_period_us").read_text()))
+    return max(1, cpus)
+
+
+def start(num_cpus: int) -> Path:
+    """Start Ray and connect to it; returns its temporary directory, to be deleted after it ends."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    temp_dir = Path(tempfile.mkdtemp(prefix="dflash-ray-", dir=_short_folder()))
+    import ray
+
+    with _importable_by_children():
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(temp_dir),
+            **verbosity(),
+        )
+    return temp_dir
+
+
+def _short_folder() -> str:
+    wanted = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return wanted if len(wanted) + len("/dflash-ray-12345678") <= LONGEST_TEMP_DIR else "/tmp"  # noqa: S108
+
+
+@contextmanager
+def _importable_by_children() -> Iterator[None]:
+    """Let the processes started inside find our packages, wherever the project is installed.
+
+    An environment variable and not a runtime environment, which would keep Ray from using the
+    worker processes that it starts ahead.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT_ROOT), before]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
