@@ -96,7 +96,7 @@ def one_sentence(decision: GateDecision) -> str:
     first, *others = (check for check in decision.checks if check.verdict is decision.verdict)
     more = f"; {len(others)} more in the report" if others else ""
     name = first.name[0].upper() + first.name[1:]
-    return f"{name}: {first.explanation} ({first.measured}; required: {first.required}){more}."
+    return f"{name}: {first.explanation} (measured {first.measured}, required {first.required}){more}."
 
 
 def _decision(

@@ -11,6 +11,9 @@ from dflash_core.fingerprint import SHORT
 from dflash_core.statistics import pairing_problem
 from dflash_core.types import AcceptanceReport, GateCheck, Interval, Verdict
 
+ACCEPTANCE_FLOOR = "acceptance floor"
+NOT_WORSE = "not worse than champion"
+PROMISE_KEPT = "promise kept"
 NOT_MEASURED = Interval(0.0, 0.0, 0.0)
 """τ of a report without a verify round: no real τ is below 1, and every threshold fails it."""
 
@@ -37,7 +40,7 @@ def enough_prompts(report: AcceptanceReport, least: int) -> GateCheck:
     else:
         verdict, why = Verdict.PASS, "enough prompts to estimate how much τ varies between them"
     ended = f"; {total - count} of {total} ended at their first token" if count < total else ""
-    return GateCheck("enough prompts", verdict, f"{count} measured{ended}", f"at least {least}", why)
+    return GateCheck("enough prompts", verdict, f"{count} prompts{ended}", f"at least {least}", why)
 
 
 def all_lossless(reports: list[AcceptanceReport]) -> GateCheck:
@@ -60,44 +63,44 @@ def floor(tau: Interval, least: float) -> GateCheck:
     words = {
         Verdict.PASS: "even the low end of the interval reaches the floor",
         Verdict.FAIL: "even the high end of the interval stays below the floor",
-        Verdict.INCONCLUSIVE: "the floor lies inside the interval: more prompts would settle it",
+        Verdict.INCONCLUSIVE: "the floor lies inside the interval, so more prompts are needed",
     }
-    return _tau_check("acceptance floor", tau, least, f"τ at least {least:.2f}", words)
+    return _tau_check(ACCEPTANCE_FLOOR, tau, least, f"τ at least {least:.2f}", words)
 
 
 def promise_kept(tau: Interval, promised: float, loss: float) -> GateCheck:
     """A champion on a new target against what it was promoted with."""
     least = (1 - loss) * promised
     words = {
-        Verdict.PASS: "the drafter does on this target what it was promoted for",
-        Verdict.FAIL: "the drafter has lost more on this target than it may: realign it",
+        Verdict.PASS: "even the low end of the interval is within the allowed loss since its promotion",
+        Verdict.FAIL: "the drafter has lost more on this target than it may, so it is realigned",
         Verdict.INCONCLUSIVE: "whether the drafter has lost more than it may is unclear, so it is realigned",
     }
     required = f"τ at least {least:.2f}, {1 - loss:.3g} times the {promised:.2f} of its promotion"
-    return _tau_check("promise kept", tau, least, required, words)
+    return _tau_check(PROMISE_KEPT, tau, least, required, words)
 
 
 def not_worse(ratio: Interval | None, problem: str | None, loss: float) -> GateCheck:
     """A candidate against the champion; without a `ratio`, `problem` says why there is none."""
     least = 1 - loss
-    name, required = "not worse than champion", f"at least {least:.3g} times the champion's τ"
+    required = f"at least {least:.3g} times the champion's τ"
     if ratio is None:
         why = f"the two cannot be compared: {problem or 'no verify round was measured'}"
-        return GateCheck(name, Verdict.FAIL, "not measured", required, why)
+        return GateCheck(NOT_WORSE, Verdict.FAIL, "not measured", required, why)
     verdict = _side(ratio, least)
     why = {
         Verdict.PASS: "on the same prompts, even the low end of the interval is within the allowed loss",
         Verdict.FAIL: "on the same prompts, even the high end of the interval loses more than is allowed",
-        Verdict.INCONCLUSIVE: "the allowed loss lies inside the interval: more prompts would settle it",
+        Verdict.INCONCLUSIVE: "the allowed loss lies inside the interval, so more prompts are needed",
     }[verdict]
-    return GateCheck(name, verdict, f"{show(ratio)} times", required, why, ratio, least)
+    return GateCheck(NOT_WORSE, verdict, f"{show(ratio)} times", required, why, ratio, least)
 
 
 def no_champion(loss: float) -> GateCheck:
     """Stands for `not_worse` at the first drafter of a family."""
     required = f"at least {1 - loss:.3g} times the champion's τ"
     why = "there is no drafter yet to be worse than"
-    return GateCheck("not worse than champion", Verdict.PASS, "no champion", required, why)
+    return GateCheck(NOT_WORSE, Verdict.PASS, "no champion", required, why)
 
 
 def comparable(candidate: AcceptanceReport, champion: AcceptanceReport) -> list[GateCheck]:
