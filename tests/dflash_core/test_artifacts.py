@@ -16,13 +16,27 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from dflash_core.artifacts import Artifact, DamagedArtifactError, FileRecord, Store, Workspace
 from dflash_core.attempt import Attempt
 from dflash_core.errors import ExitCode, UserError
 
-LOCATIONS = ["{tmp}/store", "file://{tmp}/my%20store", "memory://artifacts{tmp}"]
+LOCATIONS = ["{tmp}/store", "file://{tmp}/my%20store", "memory://artifacts{tmp}", "plain://{tmp}/plain"]
 INPUTS = {"seed": 1}
+
+
+class PlainFileSystem(LocalFileSystem):
+    """A filesystem with real directories, reached as any remote one is."""
+
+    protocol = ("plain",)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(str(path).removeprefix("plain://"))
+
+
+fsspec.register_implementation("plain", PlainFileSystem, clobber=True)
 
 
 @pytest.fixture(params=LOCATIONS)
@@ -82,7 +96,7 @@ def test_local_artifacts_are_used_in_place_and_remote_ones_are_fetched_once(
         assert directory == Path(made.location)
         return
     assert directory.is_relative_to(tmp_path / "cache")
-    fsspec.filesystem("memory").rm(made.location, recursive=True)
+    store.folder.remove_tree("train/abc")
     assert made.local_dir() == directory
     assert made.local("rows/a.json").is_file()
     with pytest.raises(DamagedArtifactError, match=r"model\.safetensors is damaged \(it is missing\)"):
