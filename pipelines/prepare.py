@@ -19,8 +19,10 @@ from pipelines.budget import resolve_budget
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.inspect import PromptSets, choose_prompts
+from pipelines.local_ray import cpu_budget
 from pipelines.measure import read_chat_template
 from pipelines.placement import Machine, place
+from pipelines.ray_job import in_ray_job, stable_folder
 from pipelines.registry import Registry
 from pipelines.stage import OnEvent
 
@@ -43,7 +45,7 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     """Validate everything that can be validated without running a model. Raises UserError."""
     template = read_chat_template(config.chat_template)
     path = resolve_target(config.target)
-    base = stable_base()
+    base = stable_folder()
     checkpoint = open_checkpoint(path, chat_template=template, cache_dir=_cache_dir())
     connect, machine = _cluster(config)
     config = resolve_budget(
@@ -66,13 +68,6 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
         mask_token=choose_mask_token(checkpoint, config.mask_token_id),
         request=settled.request_identity(context, prompts),
     )
-
-
-def stable_base() -> Path:
-    """Where relative defaults stand: the working folder, but for a submitted job a folder that stays."""
-    from pipelines.ray_job import stable_folder
-
-    return stable_folder()
 
 
 def _under(base: Path, location: str) -> str:
@@ -99,12 +94,12 @@ def _cluster(config: RealignConfig) -> tuple[Callable[[], object], Machine]:
 
         return join(address)
 
-    if address:
+    if address or in_ray_job():
         from pipelines.cluster import connect as join
 
         info = join(address)
         return connect, Machine(int(info.num_cpus), int(info.num_gpus))
-    return connect, Machine(len(os.sched_getaffinity(0)), _local_gpus())
+    return connect, Machine(cpu_budget(), _local_gpus())
 
 
 def _local_gpus() -> int:
