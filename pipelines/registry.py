@@ -149,12 +149,13 @@ class Registry:
     def promote(self, version: int, entry: ServeEntry) -> RegisteredDrafter:
         """Makes `version` the champion and what serves the entry's target.
 
-        In this order: the tag, `previous` = the old champion, `champion`, the target's alias, and
+        In this order: the tags, `previous` = the old champion, `champion`, the target's alias, and
         `challenger` goes if it was this version. Then all is read back; RegistryConflictError if it differs.
         """
         old = self.champion()
         with plain_errors(self.tracking_uri):
             self._record_serving(version, entry)
+            self.client.set_model_version_tag(self.name, str(version), t.OUTCOME, entry["outcome"])
             if old is not None and old.version != version:
                 self._set_alias(t.PREVIOUS, old.version)
             self._set_alias(t.CHAMPION, version)

@@ -120,7 +120,7 @@ def drafter_dir(tmp_path: Path, mark: str) -> Path:
 
 
 def version_tags(mark: str) -> dict[str, str]:
-    return {t.DRAFTER_FINGERPRINT: (mark * 64)[:64], t.BLOCK_SIZE: "8", t.TARGET_FINGERPRINT: TARGET_A}
+    return {t.DRAFTER_FINGERPRINT: (mark * 64)[:64], t.BLOCK_SIZE: "8", t.OUTCOME: "held"}
 
 
 def entry(target: str, run_id: str = "r", tau: float = 4.0) -> t.ServeEntry:
@@ -222,7 +222,7 @@ def test_promotion_moves_the_aliases_and_keeps_the_old_target(registry: Registry
     old, new = register(registry, tmp_path, "1"), register(registry, tmp_path, "2")
     registry.promote(old, entry(TARGET_A))
     assert registry.hold(new).aliases == (t.CHALLENGER,)
-    registry.promote(new, entry(TARGET_B))
+    assert registry.promote(new, entry(TARGET_B)).tags[t.OUTCOME] == "promoted"  # no longer "held"
     assert aliases(registry) == {
         t.CHAMPION: new,
         t.PREVIOUS: old,
@@ -289,11 +289,11 @@ def test_promotion_converges_from_a_crash_at_any_step(local: Registry, tmp_path:
     first, old, new = (register(local, tmp_path, mark) for mark in "123")
     before = {t.PREVIOUS: first, t.CHAMPION: old, t.target_alias(TARGET_A): old, t.CHALLENGER: new}
     after = {t.PREVIOUS: old, t.CHAMPION: new, t.target_alias(TARGET_A): new}
-    for step in range(6):
+    for step in range(7):
         for alias, version in before.items():
             local.client.set_registered_model_alias("family", alias, str(version))
         crashing = crash_at(local.tracking_uri, step)
-        if step < 5:
+        if step < 6:  # 2 tags, 3 aliases set and 1 removed
             with pytest.raises(CrashError):
                 crashing.promote(new, entry(TARGET_A))
             assert aliases(local) != after
