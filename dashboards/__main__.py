@@ -18,6 +18,8 @@ def main(argv: list[str]) -> int:
     except DFlashError as error:
         print(f"error: {error}", file=sys.stderr)
         return int(error.exit_code)
+    except KeyboardInterrupt:
+        pass  # how a person ends it
     return 0
 
 

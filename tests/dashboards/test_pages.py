@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -155,6 +156,25 @@ def test_a_bad_uri_and_a_taken_port_are_one_sentence_each(tmp_path: Path) -> Non
     assert clash.returncode == 2
     assert clash.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}")
     assert clash.stderr.count("\n") == 1
+
+
+def test_an_interrupt_ends_it_in_silence(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "dashboards",
+        "--port",
+        "0",
+        "--tracking-uri",
+        f"sqlite:///{tmp_path}/x.db",
+    ]
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True)
+    assert server.stdout is not None
+    assert "http://127.0.0.1:" in server.stdout.readline()
+    server.send_signal(signal.SIGINT)
+    assert server.communicate(timeout=60) == ("", "")
+    assert server.returncode == 0
 
 
 def test_nothing_of_the_pipelines_is_imported() -> None:
