@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.data import Decision
+from dashboards.model import Decision
 from dflash_core.types import Interval
 
 _LETTER = 7.0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dashboards.charts import COMPACT, SMALL, position_chart, tau_chart
-from dashboards.data import Decision
+from dashboards.model import Decision
 from dashboards.wording import ago, clock, duration
 from dflash_core.types import Interval
 
