@@ -22,6 +22,8 @@ from pipelines.ray_process import is_debug, mute_raylet, restrained, set_environ
 PACKAGES = ("pipelines", "dflash_core")
 """What the workers of a running cluster are sent."""
 PROBE_SECONDS = 5.0
+ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A call that any Ray head answers, even to an empty request."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,9 @@ def _attach(address: str | None) -> None:
 
 
 def _probe(address: str) -> None:
-    """Raise UserError unless something at `address` speaks Ray's protocol.
+    """Raise UserError unless a Ray head at `address` lets us in, within seconds.
 
-    `ray.init` itself tries for over a minute, and then ends the process without an exception.
+    `ray.init` itself tries for over a minute, and can end the process without an exception.
     """
     if address.startswith(("http://", "https://")):
         raise UserError(
@@ -126,9 +128,15 @@ def _probe(address: str) -> None:
 
     with grpc.insecure_channel(address) as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=PROBE_SECONDS)
-        except grpc.FutureTimeoutError:
-            raise _cannot_join(address, f"nothing answered within {PROBE_SECONDS:g} seconds") from None
+            channel.unary_unary(ALIVE)(b"", timeout=PROBE_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise _cannot_join(address, "no Ray head answers there") from None
+            if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+                raise UserError(
+                    f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE=token, and "
+                    "RAY_AUTH_TOKEN to what `ray get-auth-token` prints on its head node"
+                ) from None
 
 
 def _cannot_join(address: str, reason: str) -> UserError:

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train.v2.api.callback import UserCallback
+from ray.train.v2.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
 from dflash_core.errors import DFlashError
 from pipelines.cluster import require_room
@@ -117,7 +118,7 @@ def _guarded(train_fn: TrainFunction, config: dict[str, Any]) -> None:
     """What a worker runs."""
     try:
         train_fn(config)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - carried to the driver, whatever it is
         raise WorkerError.of(error) from None
 
 
@@ -182,7 +183,8 @@ def _told(error: Exception, max_failures: int) -> Exception:
             return failure.original()
     if not hasattr(error, "worker_failures"):
         return error
-    reason = str(failures[-1]).strip().split("\n", 1)[0].rstrip(".:")
+    death = getattr(failures[-1], "health_check_failure", failures[-1])
+    reason = str(death).strip().split("\n", 1)[0].rstrip(".:")
     return DFlashError(
         f"training failed {max_failures + 1} times because a worker process died ({reason}): "
         "most often memory ran out, so rerun with fewer batch tokens; it continues from its last checkpoint"
