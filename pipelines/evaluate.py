@@ -12,7 +12,7 @@ from dflash_core.artifacts import Workspace
 from dflash_core.types import AcceptanceReport, PromptResult
 from pipelines.context import Context
 from pipelines.plan import Plan
-from pipelines.sharded import Row, work_off
+from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
@@ -77,7 +77,12 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
             max_new_tokens=options.max_new_tokens or 0,
         )
         workspace.put_json("acceptance.json", to_json(report))
-        return {"tau": tau(report), "tokens": report.tokens, "rounds": report.rounds}
+        return {
+            "tau": tau(report),
+            "tokens": report.tokens,
+            "rounds": report.rounds,
+            "peak_mb": peak_memory(rows),
+        }
 
     return plan(context, gate_prompts, subject.fingerprint).run(context, body)
 

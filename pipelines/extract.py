@@ -7,7 +7,7 @@ from typing import Any
 from dflash_core.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
-from pipelines.sharded import Row, work_off
+from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
@@ -49,7 +49,12 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
                 lambda row: bar.advance(row["samples"], tokens=row["tokens"], bytes=row["bytes"]),
             )
         totals = {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "bytes", "seconds")}
-        return {**totals, "shards": [row["name"] for row in rows], "layer_ids": list(layer_ids)}
+        return {
+            **totals,
+            "shards": [row["name"] for row in rows],
+            "layer_ids": list(layer_ids),
+            "peak_mb": peak_memory(rows),
+        }
 
     return planned.run(context, body)
 

@@ -8,7 +8,7 @@ from dflash_core.artifacts import Workspace
 from dflash_core.errors import UserError
 from pipelines.context import Context
 from pipelines.plan import Plan
-from pipelines.sharded import Row, work_off
+from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
@@ -55,7 +55,8 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
                 f"{context.checkpoint.path} answers every prompt with one token at most, so there is nothing "
                 "to train on; check its chat template"
             )
-        return {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "seconds")}
+        totals = {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "seconds")}
+        return {**totals, "peak_mb": peak_memory(rows)}
 
     return planned.run(context, body)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash_core.artifacts import Workspace
 from pipelines.placement import Placement
+from pipelines.telemetry import peak_rss_mb
 
 Row = dict[str, Any]
 
@@ -26,7 +27,7 @@ class ShardWorker(ABC):
         """Do `task` (its "name" is unique in the stage) and write its shard; returns a plain row."""
 
     def __call__(self, task: Row) -> Row:
-        row = {"name": task["name"], **self.work(task)}
+        row = {"name": task["name"], **self.work(task), "peak_mb": round(peak_rss_mb())}
         self.workspace.put_json(_row_name(task), row)
         return row
 
@@ -66,6 +67,11 @@ def work_off(
             rows[row["name"]] = row
             on_row(row)
     return [rows[task["name"]] for task in tasks]
+
+
+def peak_memory(rows: list[Row]) -> int:
+    """The largest actor's peak resident memory, in MB."""
+    return max((row["peak_mb"] for row in rows), default=0)
 
 
 def _row_name(task: Row) -> str:

@@ -15,7 +15,7 @@ from dflash_core.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.stage import StageResult
-from pipelines.telemetry import progress
+from pipelines.telemetry import peak_rss_mb, progress
 
 if TYPE_CHECKING:
     from dflash_core.drafter import Drafter
@@ -79,7 +79,7 @@ def run(
             "workspace": workspace,
         }
         with progress("train", options["steps"], "steps") as bar:
-            run_training(
+            last = run_training(
                 train_worker,
                 job,
                 num_workers=context.config.train.num_workers,
@@ -88,7 +88,11 @@ def run(
                 name="ray_train",
                 on_report=_advancer(bar),
             )
-        return {"options": options, "parent": parent.fingerprint if parent else None}
+        return {
+            "options": options,
+            "parent": parent.fingerprint if parent else None,
+            "peak_mb": last.get("peak_mb", 0),
+        }
 
     return planned.run(context, body)
 
@@ -201,7 +205,7 @@ def _average(reports: list[StepReport]) -> dict[str, Any]:
     means = ("loss", "proxy_tau", "gradient_norm", "learning_rate")
     point = {key: sum(getattr(r, key) for r in reports) / len(reports) for key in means}
     sums = {key: sum(getattr(r, key) for r in reports) for key in ("num_tokens", "num_anchors")}
-    return {"step": reports[-1].step, **point, **sums}
+    return {"step": reports[-1].step, **point, **sums, "peak_mb": round(peak_rss_mb())}
 
 
 def _report(point: dict[str, Any], state: dict[str, Any] | None) -> None:

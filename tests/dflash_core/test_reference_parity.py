@@ -13,7 +13,13 @@ from transformers import DynamicCache
 from dflash_core.drafter import ContextCache, Drafter, load_drafter, save_drafter
 from dflash_core.speculate import speculate
 from dflash_core.target import Target
-from tests.dflash_core.small_models import VOCAB, drafter_config, random_prompt, random_target, trained_drafter
+from tests.dflash_core.small_models import (
+    VOCAB,
+    drafter_config,
+    random_prompt,
+    random_target,
+    trained_drafter,
+)
 
 reference = pytest.importorskip("dflash.model", reason="the published dflash package is not installed")
 

@@ -13,13 +13,17 @@ from dflash_core.drafter import Drafter
 from dflash_core.evaluation import is_greedy
 from dflash_core.speculate import _Sampler, reject, speculate
 from dflash_core.target import Target
-from tests.dflash_core.small_models import VOCAB, drafter_config, random_prompt, random_target, trained_drafter
+from tests.dflash_core.small_models import (
+    VOCAB,
+    drafter_config,
+    random_prompt,
+    random_target,
+    trained_drafter,
+)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
-def trio(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Target, Drafter]:
+def trio(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Drafter]:
     target = random_target(request.param, seed=5)
     config = drafter_config(target, block_size=8)
     return target, trained_drafter(target, config, tmp_path_factory.mktemp("drafter"))
@@ -41,7 +45,9 @@ def test_greedy_equals_transformers_generate(trio: tuple[Target, Drafter], lengt
     assert list(decoded.response_ids) == _plain(target, prompt, 40)
 
 
-def test_every_stop_token_and_every_length_limit_cut_as_plain_decoding_does(trio: tuple[Target, Drafter]) -> None:
+def test_every_stop_token_and_every_length_limit_cut_as_plain_decoding_does(
+    trio: tuple[Target, Drafter],
+) -> None:
     target, drafter = trio
     prompt = random_prompt(8, seed=1)
     plain = _plain(target, prompt, 24)
@@ -67,7 +73,9 @@ def test_past_the_drafters_positions_decoding_goes_on_without_drafts(tmp_path: P
             assert set(decoded.emitted) == {1}
 
 
-def test_the_greedy_check_catches_a_token_that_the_target_did_not_choose(trio: tuple[Target, Drafter]) -> None:
+def test_the_greedy_check_catches_a_token_that_the_target_did_not_choose(
+    trio: tuple[Target, Drafter],
+) -> None:
     target, _ = trio
     prompt = random_prompt(8, seed=4)
     plain = _plain(target, prompt, 12)
