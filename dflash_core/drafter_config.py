@@ -65,8 +65,8 @@ class DrafterConfig:
         yield (
             bool(ids) and not 0 <= ids[0] <= ids[-1] <= last,
             (
-                f"target layer ids {list(ids)} are out of range: of {self.num_target_layers} layers 0..{last} "
-                "can be tapped (the last one's output is normalized); mend --drafter.target-layer-ids"
+                f"target layer ids {list(ids)} are out of range: of {self.num_target_layers} layers, "
+                f"0..{last} can be tapped (the last one's output is normalized); mend --drafter.target-layer-ids"
             ),
         )
         yield (

@@ -157,8 +157,20 @@ def crop_cache(cache: DynamicCache, length: int) -> None:
 
 
 def load_target(path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
-    """Load a *validated* checkpoint directory (see `checkpoint.open_checkpoint`)."""
-    model = AutoModelForCausalLM.from_pretrained(
+    """Load a *validated* checkpoint directory (see `checkpoint.open_checkpoint`).
+
+    Raises UserError where transformers still finds something that it cannot load.
+    """
+    try:
+        model = _load(path, dtype)
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"transformers cannot load {path} ({reason}); mend the checkpoint") from error
+    return Target(model.to(device))  # type: ignore[arg-type] - transformers' wrapper hides nn.Module.to
+
+
+def _load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype,
         local_files_only=True,
@@ -166,4 +178,4 @@ def load_target(path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.f
         use_safetensors=True,
         attn_implementation="sdpa",
     )
-    return Target(model.to(device))  # type: ignore[arg-type] - transformers' wrapper hides nn.Module.to
+    return model

@@ -15,8 +15,12 @@ from pipelines.cli import run_job
 
 def main(argv: list[str]) -> int:
     """Run the demo; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default="dflash-demo", help="where everything lands (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", default="dflash-demo", help="where everything lands (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     from pipelines.demo import run_demo
 

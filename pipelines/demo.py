@@ -78,16 +78,20 @@ def _realign(home: Path, target: str) -> RealignResult:
 
 
 def _story(home: Path, first: RealignResult, second: RealignResult, seconds: float) -> str:
-    def tau(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
+    def row(what: str, tau: float | None, note: str) -> str:
+        return f"  {what:<32} {'-' if tau is None else f'{tau:.2f}':>5}   {note}"
 
     name = second.model_name
+    rows = (
+        row("first target, first drafter", first.tau_candidate, _note(first)),
+        row("changed target, same drafter", second.tau_champion, "drift: the drafter no longer fits"),
+        row("changed target, realigned", second.tau_candidate, _note(second)),
+    )
+    table = "\n".join(rows)
     return f"""
 Mean acceptance length τ (tokens per verify round of the target; plain decoding is 1):
 
-  first target, first drafter      {tau(first.tau_candidate):>5}   {first.outcome} as version {first.model_version}
-  changed target, same drafter     {tau(second.tau_champion):>5}   drift: the drafter no longer fits
-  changed target, realigned        {tau(second.tau_candidate):>5}   {second.outcome} as version {second.model_version}
+{table}
 
 It took {seconds:.0f} s. Where to look next:
 
@@ -96,3 +100,7 @@ It took {seconds:.0f} s. Where to look next:
   drafter     models:/{name}@champion
   your own    python jobs/realign.py --target path/to/checkpoint
 """
+
+
+def _note(result: RealignResult) -> str:
+    return f"{result.outcome} as version {result.model_version}"

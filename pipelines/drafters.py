@@ -6,22 +6,23 @@ from dflash_core.acceptance import tau_from_rate
 from dflash_core.drafter_config import DrafterConfig, config_for_target
 from dflash_core.errors import UserError
 from dflash_core.gate import GatePolicy
+from dflash_core.mask_token import MaskToken
+from dflash_core.types import Checkpoint
 from pipelines.config import RealignConfig
 from pipelines.drafter_identity import FILES, drafter_fingerprint
 from pipelines.evaluate import Subject
-from pipelines.prepare import Prepared
 from pipelines.stage import StageResult
 
 _DEFAULT_MIN_TAU = 1.1
 """Below this a drafter cannot pay for its own passes, whatever the machine."""
 
 
-def drafter_config(prepared: Prepared) -> DrafterConfig:
+def first_drafter(config: RealignConfig, checkpoint: Checkpoint, mask: MaskToken) -> DrafterConfig:
     """The shape of a drafter trained from nothing for this target. Raises UserError if it cannot be."""
-    options, checkpoint = prepared.context.config.drafter, prepared.context.checkpoint
+    options = config.drafter
     return config_for_target(
         checkpoint.config,
-        mask_token_id=prepared.mask_token.id,
+        mask_token_id=mask.id,
         block_size=options.block_size or 16,
         num_layers=options.num_layers or 5,
         target_layer_ids=options.target_layer_ids,
@@ -42,8 +43,17 @@ def candidate_of(trained: StageResult, shape: DrafterConfig) -> Subject:
 
 
 def gate_policy(config: RealignConfig, block_size: int) -> GatePolicy:
-    """The configured gate, its threshold turned into τ. Raises UserError for a τ beyond the block."""
+    """The configured gate, its threshold turned into τ.
+
+    Raises UserError for a τ beyond the block, and for sampling, whose losslessness cannot be compared
+    token for token, so that nothing would ever pass.
+    """
     gate = config.gate
+    if config.evaluate.temperature > 0:
+        raise UserError(
+            f"--evaluate.temperature {config.evaluate.temperature} cannot be gated, since samples cannot be "
+            "compared token for token with the target's own; leave it at 0, or measure with jobs/evaluate.py"
+        )
     min_tau = gate.min_tau
     if min_tau is None:
         rate = gate.min_acceptance_rate

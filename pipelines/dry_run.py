@@ -9,7 +9,6 @@ from dflash_core.drafter_config import DrafterConfig
 from dflash_core.fingerprint import SHORT
 from pipelines import evaluate, extract, generate, inspect, settled, train
 from pipelines.champion import Champion, known_champion
-from pipelines.drafters import drafter_config
 from pipelines.plan import Plan
 from pipelines.prepare import Prepared
 
@@ -85,7 +84,7 @@ def describe(prepared: Prepared) -> DryRun:
 
     gate = f"{len(prompts.gate)} prompts x up to {config.evaluate.max_new_tokens} tokens"
     add("inspect", inspect.plan(context, prompts), f"{len(prompts.train)} + {len(prompts.gate)} prompts")
-    shape: DrafterConfig | None = drafter_config(prepared)
+    shape: DrafterConfig | None = prepared.shape
     parent: Champion | None = None
     if current is not None:
         measured = evaluate.plan(context, prompts.gate_fingerprint, current.drafter_fingerprint)
@@ -98,7 +97,7 @@ def describe(prepared: Prepared) -> DryRun:
     tokens = turns * (config.generate.max_new_tokens or 0)
     prompt_bytes = sum(len(t.encode()) for p in prompts.train for t in p.turns)
     all_tokens = tokens + prompt_bytes // _BYTES_PER_TOKEN_OF_TEXT
-    taps = len((shape or drafter_config(prepared)).target_layer_ids)
+    taps = len((shape or prepared.shape).target_layer_ids)
     feature_bytes = all_tokens * taps * context.checkpoint.config.hidden_size * _BYTES_PER_FEATURE
     generated = generate.plan(context, prompts.train_fingerprint)
     add("generate", generated, f"{turns} answers, at most {tokens:,} tokens")

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from dflash_core.artifacts import Store
 from dflash_core.checkpoint import open_checkpoint, resolve_target
+from dflash_core.drafter_config import DrafterConfig
 from dflash_core.mask_token import MaskToken, choose_mask_token
 from pipelines import settled
 from pipelines.budget import resolve_budget
 from pipelines.config import RealignConfig
 from pipelines.context import Context
+from pipelines.drafters import first_drafter, gate_policy
 from pipelines.inspect import PromptSets, choose_prompts
 from pipelines.local_ray import cpu_budget
 from pipelines.measure import read_chat_template
@@ -37,6 +39,8 @@ class Prepared:
     registry: Registry
     prompts: PromptSets
     mask_token: MaskToken
+    shape: DrafterConfig
+    """Of a drafter trained from nothing; a champion keeps its own."""
     request: str
     """Identity of what was asked for."""
 
@@ -56,6 +60,9 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
         max_positions=checkpoint.config.max_positions,
     )
     prompts = choose_prompts(config)
+    mask_token = choose_mask_token(checkpoint, config.mask_token_id)
+    shape = first_drafter(config, checkpoint, mask_token)
+    gate_policy(config, shape.block_size)
     store = Store.open(_under(base, config.store))
     name = config.model_name or checkpoint.family
     tracking_uri = config.tracking_uri or f"sqlite:///{base / DATABASE}"
@@ -65,7 +72,8 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
         context=context,
         registry=registry,
         prompts=prompts,
-        mask_token=choose_mask_token(checkpoint, config.mask_token_id),
+        mask_token=mask_token,
+        shape=shape,
         request=settled.request_identity(context, prompts),
     )
 

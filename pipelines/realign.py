@@ -11,7 +11,7 @@ from dflash_core.types import Outcome, Verdict
 from pipelines import evaluate, extract, generate, inspect, settled, train
 from pipelines.champion import fetch_champion
 from pipelines.conclude import Evidence, conclude
-from pipelines.drafters import candidate_of, drafter_config, gate_policy
+from pipelines.drafters import candidate_of, gate_policy
 from pipelines.prepare import Prepared
 from pipelines.result import RealignResult
 
@@ -44,7 +44,7 @@ def realign(prepared: Prepared) -> RealignResult:
             return conclude(prepared, Outcome.CERTIFIED, decision, evidence)
 
     parent = champion if champion is not None and not context.config.from_scratch else None
-    shape = parent.drafter if parent else drafter_config(prepared)
+    shape = parent.drafter if parent else prepared.shape
     generated = generate.run(context, generate.plan(context, prompts.train_fingerprint), evidence.inspected)
     extracted = extract.run(
         context, extract.plan(context, generated.identity, shape.target_layer_ids), generated

@@ -28,7 +28,9 @@ def _tensors(layout: AnchorLayout, dtype: torch.dtype = torch.float64) -> list[t
     return [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def _dense(tensors: list[torch.Tensor], layout: AnchorLayout, causal: bool, window: int | None) -> torch.Tensor:
+def _dense(
+    tensors: list[torch.Tensor], layout: AnchorLayout, causal: bool, window: int | None
+) -> torch.Tensor:
     """Softmax attention written out, heads repeated by hand."""
     q, k_context, v_context, k_block, v_block = tensors
     keys = torch.cat([k_context, k_block], dim=1).repeat_interleave(2, dim=0)
@@ -62,7 +64,9 @@ def test_chunks_equal_the_dense_mask(
 
 
 @pytest.mark.parametrize(("causal", "window"), KINDS)
-def test_the_flex_mask_of_gpus_equals_the_dense_mask(layout: AnchorLayout, causal: bool, window: int | None) -> None:
+def test_the_flex_mask_of_gpus_equals_the_dense_mask(
+    layout: AnchorLayout, causal: bool, window: int | None
+) -> None:
     """Uncompiled, forward only: what CPUs can run of it."""
     tensors = [t.detach() for t in _tensors(layout, torch.float32)]
     output = attention._flex(*tensors, layout, causal=causal, window=window)

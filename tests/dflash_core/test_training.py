@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def rows(target: Target, config: DrafterConfig, tmp_path_factory: pytest.TempPat
     return feature_set(target, config, greedy_samples(target), tmp_path_factory.mktemp("f") / "f.arrow")
 
 
-def _trainer(target: Target, config: DrafterConfig, rows: FeatureSet, reducer: Reducer | None = None) -> Trainer:
+def _trainer(
+    target: Target, config: DrafterConfig, rows: FeatureSet, reducer: Reducer | None = None
+) -> Trainer:
     drafter = new_drafter(config, start=None, seed=0)
     options = train_options(config, steps=12)
     return Trainer(drafter, target.embedding_weight, target.head_weight, rows, options, reducer)
@@ -180,11 +183,13 @@ def test_the_learning_rate_warms_up_and_falls_to_zero(config: DrafterConfig) -> 
     rates = [learning_rate(step, options) for step in range(100)]
     assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
     assert rates[10] == 1.0
-    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
     assert rates[-1] < 0.001
 
 
-def test_answers_too_short_to_learn_from_are_refused(target: Target, config: DrafterConfig, tmp_path: Path) -> None:
+def test_answers_too_short_to_learn_from_are_refused(
+    target: Target, config: DrafterConfig, tmp_path: Path
+) -> None:
     samples = greedy_samples(target, count=3, new_tokens=1)
     rows = feature_set(target, config, samples, tmp_path / "f.arrow")
     with pytest.raises(UserError, match="two tokens or more"):

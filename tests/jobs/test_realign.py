@@ -1,0 +1,226 @@
+"""The main job from end to end, as a user runs it: bootstrap, no-op, certification, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from mlflow import MlflowClient
+from safetensors.torch import load_file, save_file
+
+from dflash_core.drafter import load_drafter
+from dflash_core.toy.build import build_toy_target
+from tests.jobs.conftest import Home, last_json
+
+STAGES = ["inspect", "generate", "extract", "train", "evaluate candidate", "gate"]
+
+
+def _client(home: Home) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{home.folder / 'dflash-mlflow.db'}")
+
+
+def test_bootstrap_prints_the_contracted_json(aligned: tuple[Home, dict[str, Any]]) -> None:
+    home, result = aligned
+    assert result["outcome"] == "promoted"
+    assert result["target"]["path"] == str(home.target.resolve()) or result["target"]["path"] == "target"
+    assert len(result["target"]["fingerprint"]) == 64
+    assert result["tau"]["champion"] is None and result["tau"]["candidate"] > 1.05
+    assert result["model"]["version"] == 1
+    assert [s["name"] for s in result["stages"]] == STAGES
+    assert all(set(s) == {"name", "identity", "seconds", "cached"} for s in result["stages"])
+    assert not any(s["cached"] for s in result["stages"])
+    assert Path(result["report"]).is_file()
+
+
+def test_the_registry_tells_the_lineage(aligned: tuple[Home, dict[str, Any]]) -> None:
+    home, result = aligned
+    client, name = _client(home), result["model"]["name"]
+    version = client.get_model_version_by_alias(name, "champion")
+    target = result["target"]["fingerprint"]
+    assert version.version == client.get_model_version_by_alias(name, f"target-{target[:12]}").version
+    by_name = {s["name"]: s["identity"] for s in result["stages"]}
+    assert version.tags["dflash.corpus_fingerprint"] == by_name["generate"]
+    assert version.tags["dflash.features_fingerprint"] == by_name["extract"]
+    assert version.tags["dflash.target_fingerprint"] == target
+    assert float(version.tags["dflash.tau"]) == result["tau"]["candidate"]
+    assert float(version.tags["dflash.tau_low"]) <= result["tau"]["candidate"]
+    assert version.tags["dflash.gate"] == "pass"
+    run = client.get_run(version.run_id)
+    assert run.data.metrics["tau.candidate"] == pytest.approx(result["tau"]["candidate"])
+    artifacts = {f.path for f in client.list_artifacts(version.run_id, "report")}
+    assert artifacts == {"report/report.json", "report/report.html"}
+    curve = client.get_metric_history(version.run_id, "acceptance.candidate")
+    assert [m.step for m in sorted(curve, key=lambda m: m.step)] == list(range(1, 8))
+
+
+def test_what_is_downloaded_loads_here_and_in_the_reference_package(
+    aligned: tuple[Home, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = pytest.importorskip("dflash.model")
+    home, result = aligned
+    monkeypatch.chdir(home.folder)
+    mlflow.set_tracking_uri(f"sqlite:///{home.folder / 'dflash-mlflow.db'}")
+    source = f"models:/{result['model']['name']}@champion"
+    folder = Path(mlflow.artifacts.download_artifacts(source, dst_path=str(tmp_path / "drafter")))
+    ours = load_drafter(folder)
+    theirs = reference.DFlashDraftModel.from_pretrained(folder)
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, theirs.state_dict()[name])
+
+
+def test_a_rerun_does_nothing_and_starts_no_ray(aligned: tuple[Home, dict[str, Any]]) -> None:
+    home, result = aligned
+    # A broken Ray: whoever imports it fails.
+    (home.folder / "sabotage" / "ray").mkdir(parents=True, exist_ok=True)
+    (home.folder / "sabotage" / "ray" / "__init__.py").write_text("raise RuntimeError('Ray was started')\n")
+    env = {**os.environ, "PYTHONPATH": str(home.folder / "sabotage")}
+    again = home.run("realign.py", home.arguments("target", "--json"), env=env)
+    assert again.returncode == 0, again.stderr
+    second = last_json(again.stdout)
+    assert second["already_done"] is True
+    assert (second["outcome"], second["model"], second["report"]) == (
+        "promoted",
+        result["model"],
+        result["report"],
+    )
+    assert all(s["cached"] for s in second["stages"])
+    assert len(_client(home).search_model_versions(f"name = '{result['model']['name']}'")) == 1
+
+
+def test_a_moved_and_resharded_copy_is_the_same_target(aligned: tuple[Home, dict[str, Any]]) -> None:
+    home, result = aligned
+    shutil.copytree(home.target, home.folder / "elsewhere", dirs_exist_ok=True)
+    again = home.run("realign.py", home.arguments("elsewhere", "--json"))
+    assert last_json(again.stdout)["already_done"] is True
+    assert last_json(again.stdout)["target"]["fingerprint"] == result["target"]["fingerprint"]
+
+
+def test_dry_run_tells_the_plan_and_touches_nothing(make_home: Callable[[str], Home]) -> None:
+    home = make_home("dry")
+    done = home.run("realign.py", home.arguments("target", "--dry-run", "--json"))
+    assert done.returncode == 0, done.stderr
+    plan = last_json(done.stdout)
+    assert [s["name"] for s in plan["stages"]] == STAGES
+    assert not any(s["cached"] for s in plan["stages"])
+    assert plan["tokens"] == 24 * 24
+    assert plan["feature_bytes"] > 0
+    assert not (home.folder / "dflash-mlflow.db").exists()
+    left = [p for p in (home.folder / "dflash-store").rglob("*") if p.is_file()]
+    assert left == []
+
+
+def test_a_target_that_hardly_moved_is_certified_without_training(
+    aligned: tuple[Home, dict[str, Any]],
+) -> None:
+    home, first = aligned
+    nudged = home.folder / "nudged"
+    shutil.copytree(home.target, nudged, dirs_exist_ok=True)
+    weights = load_file(nudged / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * (1 + 1e-6)
+    (nudged / "model.safetensors").unlink()
+    save_file(weights, nudged / "model.safetensors", metadata={"format": "pt"})
+    # Eight prompts leave a wide interval; what is tested is the path, not the statistics.
+    lenient = ("--gate.certify-loss", "0.4")
+    done = home.run("realign.py", home.arguments("nudged", "--json", *lenient))
+    assert done.returncode == 0, done.stderr
+    result = last_json(done.stdout)
+    assert result["outcome"] == "certified"
+    assert result["tau"]["candidate"] is None and result["tau"]["champion"] > 1.05
+    assert result["model"]["version"] == 1
+    assert [s["name"] for s in result["stages"]] == ["inspect", "evaluate champion", "gate"]
+    version = _client(home).get_model_version(first["model"]["name"], "1")
+    aliases = {f"target-{r['target']['fingerprint'][:12]}" for r in (first, result)}
+    assert aliases <= set(version.aliases)
+
+
+def test_a_candidate_below_the_threshold_is_rejected_and_leaves_no_version(
+    aligned: tuple[Home, dict[str, Any]], make_home: Callable[[str], Home]
+) -> None:
+    home, _ = aligned
+    # Another store would train again; the registry is another one, so this is a bootstrap.
+    registry = ("--tracking-uri", f"sqlite:///{home.folder / 'strict.db'}")
+    strict = ("--gate.min-tau", "7.5")
+    arguments = home.arguments("target", "--json", *registry)
+    at = arguments.index("--gate.min-tau")
+    arguments[at : at + 2] = strict
+    done = home.run("realign.py", arguments)
+    assert done.returncode == 3, done.stderr
+    result = last_json(done.stdout)
+    assert (result["outcome"], result["model"]["version"]) == ("rejected", None)
+    # Everything up to the measurement was found in the store.
+    assert [s["name"] for s in result["stages"] if not s["cached"]] == ["gate"]
+    client = MlflowClient(registry[1])
+    assert client.search_model_versions() == []
+    again = home.run("realign.py", arguments)
+    assert again.returncode == 3
+    assert last_json(again.stdout)["already_done"] is True
+    assert len(client.search_runs([e.experiment_id for e in client.search_experiments()])) == 1
+
+
+def test_killed_at_any_stage_a_rerun_continues_to_the_same_drafter(
+    aligned: tuple[Home, dict[str, Any]], make_home: Callable[[str], Home]
+) -> None:
+    """kill -9 once something of generate, extract, train and evaluate is on disk."""
+    _, undisturbed = aligned
+    home = make_home("killed")
+    moments = ("generate/*/rows/*", "extract/*.partial", "train/*/ray_train/*", "evaluate/*/rows/*")
+    for pattern in moments:
+        _kill_once_there(home, pattern)
+    done = home.run("realign.py", home.arguments("target", "--json"))
+    assert done.returncode == 0, done.stderr
+    result = last_json(done.stdout)
+    assert result["model"]["version"] == 1
+    assert result["tau"] == undisturbed["tau"]
+    mine, theirs = (_drafter_digest(h, r) for h, r in ((home, result), aligned))
+    assert mine == theirs
+
+
+def _kill_once_there(home: Home, pattern: str) -> None:
+    """Start the job, and kill its whole process group as soon as the store holds `pattern`."""
+    process = subprocess.Popen(
+        home.command("realign.py", home.arguments("target", "--json")),
+        cwd=home.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 200
+    while not any((home.folder / "dflash-store").glob(pattern)):
+        if process.poll() is not None:
+            break
+        assert time.monotonic() < deadline, f"{pattern} never appeared"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _drafter_digest(home: Home, result: dict[str, Any]) -> dict[str, str]:
+    identity = next(s["identity"] for s in result["stages"] if s["name"] == "train")
+    manifest = home.folder / "dflash-store" / "train" / identity / "manifest.json"
+    files = json.loads(manifest.read_text())["files"]
+    return {f["name"]: f["sha256"] for f in files if f["name"].startswith("drafter/")}
+
+
+@pytest.mark.slow
+def test_a_changed_target_is_realigned_from_the_champion(
+    aligned: tuple[Home, dict[str, Any]],
+) -> None:
+    home, _ = aligned
+    changed = home.folder / "changed"
+    build_toy_target(changed, base=home.target, style="changed", steps=60, threads=1)
+    done = home.run("realign.py", home.arguments(changed, "--json"))
+    result = last_json(done.stdout)
+    assert result["outcome"] in ("promoted", "held", "rejected")
+    names = [s["name"] for s in result["stages"]]
+    assert names == ["inspect", "evaluate champion", *STAGES[1:]]
+    assert result["tau"]["champion"] is not None and result["tau"]["candidate"] is not None
