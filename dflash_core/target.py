@@ -166,7 +166,7 @@ def load_target(path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.f
     except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"transformers cannot load {path} ({reason}); mend the checkpoint") from error
-    return Target(model.to(device))  # type: ignore[arg-type] - transformers' wrapper hides nn.Module.to
+    return Target(model.to(device))  # type: ignore[arg-type]  # transformers wraps nn.Module.to
 
 
 def _load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
