@@ -52,10 +52,10 @@ def run_training(
     """Run `train_fn(config)` on `num_workers` workers; returns the last metrics that rank 0 reported.
 
     Every worker reports with `ray.train.report(metrics, checkpoint=...)`; rank 0's metrics, plain
-    JSON data, reach `on_report` in this thread as they come. The last checkpoint under
-    `storage_path`/`name` is what `ray.train.get_checkpoint()` gives the workers, in a rerun of a
-    killed driver as after a worker's death, of which `max_failures` are made up for. Several workers
-    find a torch process group set up. A run that had nothing left to report returns {}.
+    JSON data, reach `on_report` as they come, in a thread of its own while this one waits. The last
+    checkpoint under `storage_path`/`name` is what `ray.train.get_checkpoint()` gives the workers, in
+    a rerun of a killed driver as after a worker's death, of which `max_failures` are made up for.
+    Several workers find a torch process group set up. With nothing left to report the answer is {}.
 
     What `train_fn` raises is raised here as it is: at once from a lone worker, as is any DFlashError;
     otherwise after `max_failures`, for a worker may fail only because another one died. Raises
@@ -84,14 +84,29 @@ def run_training(
                 callbacks=[_Follower(str(reports), lone=num_workers == 1)],
             ),
         )
-        fit = _Background(trainer.fit)
-        last: Metrics = {}
-        for last in _follow(reports, fit):
-            if on_report is not None:
-                on_report(last)
-    if fit.error is not None:
-        raise _told(fit.error, max_failures) from fit.error
-    return last
+        with _Tail(reports, on_report) as tail:
+            _fit(trainer, max_failures)
+    return tail.last
+
+
+def _fit(trainer: Any, max_failures: int) -> None:
+    """Run the training to its end; Ctrl-C ends it as it ends anything else.
+
+    Ray Train would answer SIGINT with a handler that exits with 0 and stays installed. It is asked
+    for with the controller in hand, which is what has to die for an interrupted training to end.
+    """
+    import ray
+
+    controllers: list[Any] = []
+    trainer._register_sigint_handler = controllers.append  # noqa: SLF001
+    try:
+        trainer.fit()
+    except Exception as error:
+        raise _told(error, max_failures) from error
+    except BaseException:
+        for controller in controllers:
+            ray.kill(controller)
+        raise
 
 
 def _set_environment() -> None:
@@ -141,38 +156,42 @@ class _Follower(UserCallback):
                 raise error
 
 
-class _Background:
-    """A call in a thread of its own: there Ray Train leaves the process's SIGINT handler alone.
+class _Tail:
+    """Hands on the lines of `reports` as they are written, from a thread, until the block is over."""
 
-    The thread is a daemon, so Ctrl-C ends the process; leaving Ray then ends the training.
-    """
+    def __init__(self, reports: Path, on_report: Callable[[Metrics], None] | None) -> None:
+        self.last: Metrics = {}
+        self._reports, self._on_report = reports, on_report
+        self._error: Exception | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="training-reports", daemon=True)
 
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.error: Exception | None = None
-        self._call = call
-        self._thread = threading.Thread(target=self._run, name="ray-train", daemon=True)
+    def __enter__(self) -> _Tail:
         self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._error is not None and kind is None:
+            raise self._error
 
     def _run(self) -> None:
         try:
-            self._call()
-        except Exception as error:  # noqa: BLE001 - raised again by whoever waits
-            self.error = error
+            for metrics in self._lines():
+                self.last = metrics
+                if self._on_report is not None:
+                    self._on_report(metrics)
+        except Exception as error:  # noqa: BLE001 - raised when the block is left
+            self._error = error
 
-    def over(self, seconds: float) -> bool:
-        """Wait up to `seconds`; whether the call is over."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-
-def _follow(reports: Path, fit: _Background) -> Iterator[Metrics]:
-    """Lines of `reports` as they are written, until `fit` is over."""
-    over, partial_line = False, ""
-    with reports.open() as stream:
-        while not over:
-            over = fit.over(POLL_SECONDS)
-            *lines, partial_line = (partial_line + stream.read()).split("\n")
-            yield from map(json.loads, lines)
+    def _lines(self) -> Iterator[Metrics]:
+        over, rest = False, ""
+        with self._reports.open() as stream:
+            while not over:
+                over = self._over.wait(POLL_SECONDS)
+                *lines, rest = (rest + stream.read()).split("\n")
+                yield from map(json.loads, lines)
 
 
 def _told(error: Exception, max_failures: int) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from dflash_core.errors import UserError
 from pipelines.cluster import ClusterInfo
-from tests.pipelines.processes import end_session, until
+from tests.pipelines.processes import end_session, processes_of, until
 from tests.pipelines.ray_workers import count_up
 
 DRIVER = """
@@ -81,21 +82,27 @@ def test_workers_are_one_process_group(local_ray: ClusterInfo, tmp_path: Path) -
     assert [(tmp_path / f"sum-{rank}").read_text() for rank in (0, 1)] == ["3.0", "3.0"]
 
 
+def driver(folder: Path, **config: Any) -> subprocess.Popen[str]:
+    """A process that trains, in a session of its own."""
+    command = [sys.executable, "-c", DRIVER, str(Path(__file__).parents[2]), str(folder), json.dumps(config)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True)
+
+
+def reached(folder: Path) -> bool:
+    """Whether the training waits where it was told to, and something was reported before."""
+    return (folder / "waiting").exists() and (folder / "reports").exists()
+
+
 @pytest.mark.slow
 def test_a_rerun_after_a_killed_driver_continues(tmp_path: Path) -> None:
-    def driver(config: str) -> subprocess.Popen[str]:
-        root = str(Path(__file__).parents[2])
-        command = [sys.executable, "-c", DRIVER, root, str(tmp_path), config]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True)
-
-    first = driver('{"steps": 6, "wait_at": 4}')
+    first = driver(tmp_path, steps=6, wait_at=4)
     try:
-        until(lambda: (tmp_path / "waiting").exists() and (tmp_path / "reports").exists(), 120)
-        first.send_signal(signal.SIGKILL)
+        until(lambda: reached(tmp_path), 120)
+        first.kill()
         first.wait()
     finally:
         end_session(first.pid)
-    second = driver('{"steps": 6}')
+    second = driver(tmp_path, steps=6)
     try:
         out, _ = second.communicate(timeout=200)
     finally:
@@ -105,3 +112,15 @@ def test_a_rerun_after_a_killed_driver_continues(tmp_path: Path) -> None:
     assert began[0] == 0
     assert 1 <= began[1] <= 4
     assert json.loads(out) == {"step": 6, "resumed_at": began[1]}
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_training_and_its_processes(tmp_path: Path) -> None:
+    job = driver(tmp_path, steps=6, wait_at=4)
+    try:
+        until(lambda: reached(tmp_path), 120)
+        os.killpg(job.pid, signal.SIGINT)
+        assert job.wait(60) != 0
+        until(lambda: not processes_of(job.pid))
+    finally:
+        end_session(job.pid)
