@@ -97,11 +97,13 @@ class DraftAttention(nn.Module):
         context_rope: tuple[Tensor, Tensor],
     ) -> Tensor:
         """block [anchors x block, hidden], context [packed tokens, hidden] -> like block."""
+        values = self._values(context)
         attended = anchored_attention(
-            self._queries(block, block_rope),
-            self._keys(context, context_rope),
-            self._values(context),
-            self._keys(block, block_rope),
+            # Under autocast norms and RoPE come out in float32, values in bfloat16.
+            self._queries(block, block_rope).to(values.dtype),
+            self._keys(context, context_rope).to(values.dtype),
+            values,
+            self._keys(block, block_rope).to(values.dtype),
             self._values(block),
             layout,
             causal=self.causal,

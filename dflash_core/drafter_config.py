@@ -66,7 +66,8 @@ class DrafterConfig:
             bool(ids) and not 0 <= ids[0] <= ids[-1] <= last,
             (
                 f"target layer ids {list(ids)} are out of range: of {self.num_target_layers} layers, "
-                f"0..{last} can be tapped (the last one's output is normalized); mend --drafter.target-layer-ids"
+                f"0..{last} can be tapped (the last one's output is normalized); "
+                "mend --drafter.target-layer-ids"
             ),
         )
         yield (

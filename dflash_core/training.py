@@ -135,7 +135,8 @@ class Trainer:
         self.rows, self.options = rows, options
         self.reducer = reducer or Reducer()
         self.step_index = 0
-        self.device = embedding.device
+        self.mixed_precision = embedding.is_cuda
+        """Master weights stay float32; matrix products run in bfloat16."""
         self.weights = position_weights(drafter.config.block_size, options.gamma)
         lengths = rows.lengths()
         starts = rows.response_starts()
@@ -208,9 +209,10 @@ class Trainer:
             return torch.zeros(5, dtype=torch.float64)
         documents, anchors = [documents[i] for i in kept], [anchors[i] for i in kept]
         features = torch.cat([rows[i].features for i in kept])
-        result = drafter_loss(
-            self.drafter, self.embedding, self.head, self.weights, documents, anchors, features
-        )
+        with torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=self.mixed_precision):
+            result = drafter_loss(
+                self.drafter, self.embedding, self.head, self.weights, documents, anchors, features
+            )
         result.total.backward()
         loss = float(result.total.detach())
         return torch.tensor(

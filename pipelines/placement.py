@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipelines.budget import TINY_PARAMETERS
 from pipelines.config import RealignConfig
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ class Placement:
     device: str
     dtype: str
     threads: int
+    """Of each actor."""
+    train_threads: int
+    """Of each training worker, which has its machine to itself."""
     num_actors: tuple[int, int]
     """Fewest and most actors of a pool."""
     cpus_per_actor: float
@@ -32,7 +36,7 @@ class Machine:
     num_gpus: int
 
 
-def place(config: RealignConfig, machine: Machine) -> Placement:
+def place(config: RealignConfig, machine: Machine, num_parameters: int) -> Placement:
     """One actor per GPU where there are GPUs, else one per CPU core, each with one thread.
 
     On shared cores several single-threaded actors beat one actor with several threads, since decoding
@@ -50,10 +54,22 @@ def place(config: RealignConfig, machine: Machine) -> Placement:
         # Half a core is reserved per actor: Ray Data's own read task must find room beside the pool.
         cpus = resources.cpus_per_actor or 0.5
         threads = resources.threads or max(1, machine.num_cpus // most)
+    # Kernels of a tiny model are over before a second thread has woken up.
+    train_threads = resources.threads or (
+        1 if num_parameters < TINY_PARAMETERS else max(threads, machine.num_cpus)
+    )
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if on_gpu else "float32"
-    return Placement("cuda" if on_gpu else "cpu", dtype, threads, (1, most), cpus, gpus)
+    return Placement(
+        device="cuda" if on_gpu else "cpu",
+        dtype=dtype,
+        threads=threads,
+        train_threads=train_threads,
+        num_actors=(1, most),
+        cpus_per_actor=cpus,
+        gpus_per_actor=gpus,
+    )
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -48,7 +48,8 @@ class Prepared:
 def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     """Validate everything that can be validated without running a model. Raises UserError."""
     template = read_chat_template(config.chat_template)
-    path = resolve_target(config.target)
+    # Absolute: actors and submitted jobs stand in other folders.
+    path = resolve_target(config.target).absolute()
     base = stable_folder()
     checkpoint = open_checkpoint(path, chat_template=template, cache_dir=_cache_dir())
     connect, machine = _cluster(config)
@@ -67,7 +68,9 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     name = config.model_name or checkpoint.family
     tracking_uri = config.tracking_uri or f"sqlite:///{base / DATABASE}"
     registry = Registry(tracking_uri, name)
-    context = Context(config, store, checkpoint, place(config, machine), connect, on_event)
+    context = Context(
+        config, store, checkpoint, place(config, machine, checkpoint.num_parameters), connect, on_event
+    )
     return Prepared(
         context=context,
         registry=registry,

@@ -141,8 +141,7 @@ def train_worker(job: dict[str, Any]) -> None:
     from pipelines.ray_reducer import RayReducer
 
     placement = job["placement"]
-    # One worker has the machine to itself: the actors of earlier stages are gone.
-    torch.set_num_threads(placement.threads * placement.num_actors[1])
+    torch.set_num_threads(placement.train_threads)
     options = dict(job["options"])
     options["gamma"] = options["gamma"] or default_gamma(job["drafter"].block_size)
     rows = FeatureSet([Path(path) for path in job["shards"]])

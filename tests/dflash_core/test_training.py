@@ -151,6 +151,17 @@ def test_two_workers_take_the_step_of_one(target: Target, config: DrafterConfig,
     assert torch.allclose(_weights(trainers[0]), _weights(alone), atol=1e-4)
 
 
+def test_mixed_precision_as_on_gpus_takes_nearly_the_same_step(
+    target: Target, config: DrafterConfig, rows: FeatureSet
+) -> None:
+    plain, mixed = (_trainer(target, config, rows) for _ in range(2))
+    mixed.mixed_precision = True
+    for _ in range(3):
+        expected, report = plain.step(), mixed.step()
+        assert report.loss == pytest.approx(expected.loss, rel=0.02)
+    assert all(p.dtype == torch.float32 for p in mixed.drafter.parameters())
+
+
 def test_training_lowers_the_loss(target: Target, config: DrafterConfig, rows: FeatureSet) -> None:
     drafter = new_drafter(config, start=None, seed=0)
     options = train_options(config, steps=40)

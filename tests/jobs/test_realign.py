@@ -185,6 +185,28 @@ def test_killed_at_any_stage_a_rerun_continues_to_the_same_drafter(
     assert mine == theirs
 
 
+def test_of_two_at_once_one_works_and_the_other_leaves(make_home: Callable[[str], Home]) -> None:
+    home = make_home("contended")
+    arguments = home.arguments("target", "--json")
+    first = subprocess.Popen(
+        home.command("realign.py", arguments),
+        cwd=home.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 100
+    while not list((home.folder / "dflash-store").glob("generate/*.partial")):
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    second = home.run("realign.py", arguments)
+    assert second.returncode == 5, second.stderr
+    assert second.stderr.strip().splitlines()[-1].startswith("error: ")
+    out, _ = first.communicate(timeout=200)
+    assert first.returncode == 0
+    assert last_json(out)["outcome"] == "promoted"
+
+
 def _kill_once_there(home: Home, pattern: str) -> None:
     """Start the job, and kill its whole process group as soon as the store holds `pattern`."""
     process = subprocess.Popen(
