@@ -14,7 +14,9 @@ def test_every_module_has_its_line_and_every_line_its_module() -> None:
     for package in PACKAGES:
         section = re.search(rf"^## {package}/.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         assert section is not None, f"no section on {package}/"
-        named = {f"{package}/{name}" for name in re.findall(r"^\| `([^`]+\.py)` \|", section[0], re.MULTILINE)}
+        named = {
+            f"{package}/{name}" for name in re.findall(r"^\| `([^`]+\.py)` \|", section[0], re.MULTILINE)
+        }
         there = {
             str(path.relative_to(ROOT))
             for path in (ROOT / package).rglob("*.py")
