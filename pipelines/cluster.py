@@ -66,7 +66,7 @@ def connect(
     set_environment()
     if address not in (None, "auto", "local"):
         assert address is not None
-        _probe(address)
+        require_head(address)
     atexit.register(disconnect)
     try:
         with restrained():
@@ -109,7 +109,7 @@ def _attach(address: str | None) -> None:
         raise _cannot_join(address or "auto", str(error)) from error
 
 
-def _probe(address: str) -> None:
+def require_head(address: str) -> None:
     """Raise UserError unless a Ray head at `address` lets us in, within seconds.
 
     `ray.init` itself tries for over a minute, and can end the process without an exception.

@@ -99,6 +99,7 @@ def _fit(trainer: Any, max_failures: int) -> None:
 
     controllers: list[Any] = []
     trainer._register_sigint_handler = controllers.append  # noqa: SLF001
+    _dismiss_idle_helpers(trainer)
     try:
         trainer.fit()
     except Exception as error:
@@ -109,13 +110,28 @@ def _fit(trainer: Any, max_failures: int) -> None:
         raise
 
 
-def _set_environment() -> None:
-    """Ray Train's settings are environment variables; what the user set stays."""
+def _dismiss_idle_helpers(trainer: Any) -> None:
+    """Spare two processes, of some three CPU seconds each, that would have nothing to do.
+
+    One hands out Ray Data sets, of which there are none. The other tidies up after a controller that
+    died alone, which on a single node it doesn't. Should Ray rename them, they come back.
+    """
+    idle = {"DatasetsCallback", *(["PlacementGroupCleanerCallback"] if _single_node() else [])}
+    make = trainer._create_default_callbacks  # noqa: SLF001
+    trainer._create_default_callbacks = lambda: [c for c in make() if type(c).__name__ not in idle]  # noqa: SLF001
+
+
+def _single_node() -> bool:
     import ray
 
+    return len(ray.nodes()) == 1
+
+
+def _set_environment() -> None:
+    """Ray Train's settings are environment variables; what the user set stays."""
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    if len(ray.nodes()) == 1:  # nothing that could be taken away but the driver's own machine
+    if _single_node():  # nothing that could be taken away but the driver's own machine
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
 
 

@@ -1,8 +1,10 @@
-"""A local Ray for the tests that need one: two CPUs, started by the first of them, for all of them."""
+"""What the tests of the Ray side share."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,5 +13,13 @@ from pipelines.cluster import ClusterInfo, connect, disconnect
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[ClusterInfo]:
+    """Two CPUs, started by the first test that asks, for all of them."""
     yield connect("local", num_cpus=2)
     disconnect()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 
 from dflash_core.errors import UserError
-from pipelines.cluster import connect
+from pipelines.cluster import require_head
 from pipelines.local_ray import cpu_budget
 from pipelines.ray_job import JOB_CONFIG_VARIABLE, in_ray_job, stable_folder
 from tests.pipelines.processes import end_session, processes_of, until
@@ -106,37 +104,38 @@ def test_defaults_stand_in_the_working_folder_but_for_the_copy_a_job_runs_in(
 )
 def test_an_address_that_can_be_none_is_refused(address: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        connect(address)
+        require_head(address)
 
 
 def test_a_port_that_is_closed_or_no_rays_is_refused() -> None:
     with pytest.raises(UserError, match=r"cannot join .*no Ray head answers there.*ray start --head"):
-        connect(f"127.0.0.1:{free_port()}")
+        require_head(f"127.0.0.1:{free_port()}")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(UserError, match="no Ray head answers there"):
-            connect(f"127.0.0.1:{server.server_port}")
+            require_head(f"127.0.0.1:{server.server_port}")
         server.shutdown()
 
 
-def test_a_local_ray_is_private_sees_our_code_and_ends_with_the_job(tmp_path: Path) -> None:
-    ends_on(signal.SIGTERM, 128 + signal.SIGTERM, tmp_path)
+def test_a_local_ray_is_private_sees_our_code_and_ends_with_the_job(
+    tmp_path: Path, short_folder: Path
+) -> None:
+    ends_on(signal.SIGTERM, 128 + signal.SIGTERM, tmp_path, short_folder)
 
 
 @pytest.mark.slow
-def test_a_local_ray_ends_on_ctrl_c(tmp_path: Path) -> None:
-    ends_on(signal.SIGINT, 1, tmp_path)
+def test_a_local_ray_ends_on_ctrl_c(tmp_path: Path, short_folder: Path) -> None:
+    ends_on(signal.SIGINT, 1, tmp_path, short_folder)
 
 
 @pytest.mark.slow
-def test_a_local_ray_ends_when_the_job_is_killed(tmp_path: Path) -> None:
-    ends_on(signal.SIGKILL, -signal.SIGKILL, tmp_path)
+def test_a_local_ray_ends_when_the_job_is_killed(tmp_path: Path, short_folder: Path) -> None:
+    ends_on(signal.SIGKILL, -signal.SIGKILL, tmp_path, short_folder)
 
 
-def ends_on(signum: int, code: int, home: Path) -> None:
+def ends_on(signum: int, code: int, home: Path, short_folder: Path) -> None:
     """Signal the whole process group, as a terminal does."""
-    temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # short, for Ray's sockets
-    driver = start(HOME=str(home), RAY_TMPDIR=temporary)
+    driver = start(HOME=str(home), RAY_TMPDIR=str(short_folder))
     try:
         assert driver.stdout is not None
         said = json.loads(driver.stdout.readline())
@@ -151,10 +150,9 @@ def ends_on(signum: int, code: int, home: Path) -> None:
         assert (driver.returncode, out) == (code, "")
         until(lambda: not processes_of(driver.pid), 120)
         if signum != signal.SIGKILL:
-            assert not list(Path(temporary).iterdir())
+            assert not list(short_folder.iterdir())
     finally:
         end_session(driver.pid)
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @pytest.mark.slow

@@ -82,10 +82,16 @@ def test_workers_are_one_process_group(local_ray: ClusterInfo, tmp_path: Path) -
     assert [(tmp_path / f"sum-{rank}").read_text() for rank in (0, 1)] == ["3.0", "3.0"]
 
 
-def driver(folder: Path, **config: Any) -> subprocess.Popen[str]:
+def driver(folder: Path, temporary: Path, **config: Any) -> subprocess.Popen[str]:
     """A process that trains, in a session of its own."""
-    command = [sys.executable, "-c", DRIVER, str(Path(__file__).parents[2]), str(folder), json.dumps(config)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(Path(__file__).parents[2]), str(folder), json.dumps(config)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env=os.environ | {"TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
 
 
 def reached(folder: Path) -> bool:
@@ -94,15 +100,15 @@ def reached(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_rerun_after_a_killed_driver_continues(tmp_path: Path) -> None:
-    first = driver(tmp_path, steps=6, wait_at=4)
+def test_a_rerun_after_a_killed_driver_continues(tmp_path: Path, short_folder: Path) -> None:
+    first = driver(tmp_path, short_folder, steps=6, wait_at=4)
     try:
         until(lambda: reached(tmp_path), 120)
         first.kill()
         first.wait()
     finally:
         end_session(first.pid)
-    second = driver(tmp_path, steps=6)
+    second = driver(tmp_path, short_folder, steps=6)
     try:
         out, _ = second.communicate(timeout=200)
     finally:
@@ -115,8 +121,8 @@ def test_a_rerun_after_a_killed_driver_continues(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_training_and_its_processes(tmp_path: Path) -> None:
-    job = driver(tmp_path, steps=6, wait_at=4)
+def test_ctrl_c_ends_a_training_and_its_processes(tmp_path: Path, short_folder: Path) -> None:
+    job = driver(tmp_path, short_folder, steps=6, wait_at=4)
     try:
         until(lambda: reached(tmp_path), 120)
         os.killpg(job.pid, signal.SIGINT)
