@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from dflash_core.errors import UserError
 from dflash_core.target import Target
-from dflash_core.types import Message, Prompt, Sample
+from dflash_core.types import Message, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,11 +41,6 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> l
 def answer_text(tokenizer: PreTrainedTokenizerBase, response_ids: Sequence[int]) -> str:
     """A response as the next turn of its conversation shows it: text without special tokens."""
     return str(tokenizer.decode(list(response_ids), skip_special_tokens=True))
-
-
-def opening(prompt: Prompt) -> list[Message]:
-    """The messages before the first answer."""
-    return [*prompt.history, Message("user", prompt.turns[0])]
 
 
 def check_length(prompt_id: str, length: int, max_new_tokens: int, max_positions: int) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dflash_core.corpus import answer_text, check_length, opening, render
+from dflash_core.corpus import answer_text, check_length, render
 from dflash_core.drafter import Drafter
 from dflash_core.speculate import Decoded, speculate
 from dflash_core.target import Target
-from dflash_core.types import Message, Prompt, PromptResult
+from dflash_core.types import Message, Prompt, PromptResult, opening
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -34,6 +34,11 @@ class Prompt:
     history: tuple[Message, ...] = ()
 
 
+def opening(prompt: Prompt) -> list[Message]:
+    """The messages of `prompt` before its first answer."""
+    return [*prompt.history, Message("user", prompt.turns[0])]
+
+
 @dataclass(frozen=True)
 class Sample:
     """A prompt rendered as serving renders it, and the target's own answer to it.

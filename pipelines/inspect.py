@@ -13,7 +13,7 @@ from dflash_core.artifacts import Workspace
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import fingerprint
 from dflash_core.prompts import load_prompts, prompts_fingerprint, shipped_prompts, write_prompts
-from dflash_core.types import Checkpoint, Prompt
+from dflash_core.types import Checkpoint, Message, Prompt, opening
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.plan import Plan
@@ -104,39 +104,63 @@ def plan(context: Context, prompts: PromptSets) -> Plan:
 
 
 def run(context: Context, planned: Plan, prompts: PromptSets) -> StageResult:
-    """Freeze the prompts for this target. Raises UserError if one of them does not fit."""
+    """Freeze the prompts for this target. Raises UserError if one of the user's own does not fit."""
     checkpoint, config = context.checkpoint, context.config
 
     def body(workspace: Workspace) -> dict[str, object]:
-        tokens = {
-            "train": _check(checkpoint, prompts.train, config.generate.max_new_tokens or 0),
-            "gate": _check(checkpoint, prompts.gate, config.evaluate.max_new_tokens or 0),
-        }
+        train, gate = (
+            _fitting(checkpoint, chosen, new_tokens or 0, strict=path is not None)
+            for chosen, new_tokens, path in (
+                (prompts.train, config.generate.max_new_tokens, config.prompts),
+                (prompts.gate, config.evaluate.max_new_tokens, config.eval_prompts or config.prompts),
+            )
+        )
         with workspace.scratch() as scratch:
-            for name, chosen in (("train.jsonl", prompts.train), ("gate.jsonl", prompts.gate)):
-                write_prompts(scratch / name, list(chosen))
+            for name, chosen in (("train.jsonl", train), ("gate.jsonl", gate)):
+                write_prompts(scratch / name, chosen)
                 workspace.put(name, scratch / name)
         return {
-            "num_train": len(prompts.train),
-            "num_gate": len(prompts.gate),
+            "num_train": len(train),
+            "num_gate": len(gate),
             "num_contaminated": prompts.num_contaminated,
-            "prompt_tokens": tokens,
+            "num_too_long": len(prompts.train) + len(prompts.gate) - len(train) - len(gate),
             "source": prompts.source,
         }
 
     return planned.run(context, body)
 
 
-def _check(checkpoint: Checkpoint, prompts: tuple[Prompt, ...], max_new_tokens: int) -> int:
-    """Total tokens of the rendered first turns. Raises UserError if one leaves no room to answer."""
+def _fitting(
+    checkpoint: Checkpoint, prompts: tuple[Prompt, ...], max_new_tokens: int, *, strict: bool
+) -> list[Prompt]:
+    """The prompts that leave room for their answers in the target's context.
+
+    Raises UserError for the first that does not: at once if `strict`, since the user meant it to be
+    used; of the shipped ones, which know nothing of the target, only if none is left.
+    """
     from dflash_core.checkpoint import load_tokenizer
-    from dflash_core.corpus import check_length, opening, render
+    from dflash_core.corpus import check_length, render
 
     tokenizer = load_tokenizer(checkpoint)
-    total = 0
+    kept: list[Prompt] = []
+    refused: UserError | None = None
     for prompt in prompts:
-        length = len(render(tokenizer, opening(prompt)))
-        # A later turn stands after the earlier answers, which may each be as long as allowed.
-        check_length(prompt.id, length, max_new_tokens * len(prompt.turns), checkpoint.config.max_positions)
-        total += length
-    return total
+        length = len(render(tokenizer, _all_questions(prompt)))
+        try:
+            room = max_new_tokens * len(prompt.turns)
+            check_length(prompt.id, length, room, checkpoint.config.max_positions)
+        except UserError as error:
+            if strict:
+                raise
+            refused = error
+        else:
+            kept.append(prompt)
+    if not kept and refused is not None:
+        raise refused
+    return kept
+
+
+def _all_questions(prompt: Prompt) -> list[Message]:
+    """The conversation with empty answers: what its last turn is rendered as, but for the answers."""
+    later = [Message("user", turn) for turn in prompt.turns[1:]]
+    return [*opening(prompt), *(m for turn in later for m in (Message("assistant", ""), turn))]

@@ -22,7 +22,7 @@ from dflash_core.evaluation import DecodeSettings, evaluate_prompt
 from dflash_core.features import FeatureMeta, extract, write_shard
 from dflash_core.prompts import load_prompts
 from dflash_core.target import Target, load_target
-from dflash_core.types import Checkpoint, Message, Prompt, Sample
+from dflash_core.types import Checkpoint, Message, Prompt, Sample, opening
 from pipelines.placement import Placement, torch_dtype
 from pipelines.sharded import Row, ShardWorker
 
@@ -68,7 +68,7 @@ class GenerateWorker(ShardWorker):
     def _answer(self, prompts: list[Prompt], seed: int) -> list[Sample]:
         """Every turn of every prompt; turns of one prompt follow each other, prompts go in a batch."""
         samples: list[Sample] = []
-        open_conversations = [(p, corpus.opening(p)) for p in prompts]
+        open_conversations = [(p, opening(p)) for p in prompts]
         turn = 0
         while open_conversations:
             rendered = [corpus.render(self.tokenizer, messages) for _, messages in open_conversations]
