@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_core.report import RealignReport, write_report
-
 from dflash_core import tags as t
 from dflash_core.acceptance import acceptance_by_position
 from dflash_core.artifacts import Workspace
 from dflash_core.fingerprint import fingerprint
 from dflash_core.gate import one_sentence
+from dflash_core.report import RealignReport, write_report
 from dflash_core.types import AcceptanceReport, GateDecision, Interval, Outcome
 from pipelines import settled
 from pipelines.champion import Champion
@@ -28,7 +27,7 @@ from pipelines.registry import RegisteredDrafter
 from pipelines.result import RealignResult, StageSummary
 from pipelines.stage import StageResult
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def conclude(
         tau_candidate=None if certified else _estimate(decision.tau_candidate, candidate),
         model_name=prepared.registry.name,
         model_version=version.version if version else None,
-        report=str(reported.artifact.local("report.html")),
+        report=str(reported.artifact.local("report/report.html")),
         stages=tuple(StageSummary.of(stage) for stage in (*evidence.all_stages, reported)),
     )
     settled.keep(prepared.context, prepared.registry, prepared.request, result)
@@ -128,7 +127,7 @@ def _report(prepared: Prepared, outcome: Outcome, decision: GateDecision, eviden
         with workspace.scratch() as scratch:
             write_report(scratch, report)
             for name in ("report.json", "report.html"):
-                workspace.put(name, scratch / name)
+                workspace.put(f"report/{name}", scratch / name)
         return {"outcome": outcome.value, "verdict": decision.verdict.value}
 
     inputs = {
@@ -206,7 +205,7 @@ def _log_run(
         params=prepared.context.config.flat(),
         metrics=metrics,
         step_metrics=curves,
-        report_dir=reported.artifact.local_dir(),
+        report_dir=reported.artifact.local_dir() / "report",
     )
 
 

@@ -52,7 +52,7 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     path = resolve_target(config.target).absolute()
     base = stable_folder()
     checkpoint = open_checkpoint(path, chat_template=template, cache_dir=_cache_dir())
-    connect, machine = _cluster(config)
+    connect, machine = _cluster(config, _under(base, config.store))
     config = resolve_budget(
         config,
         checkpoint.num_parameters,
@@ -93,7 +93,7 @@ def _cache_dir() -> Path:
     return Path(root) / "dflash-align" / "digests"
 
 
-def _cluster(config: RealignConfig) -> tuple[Callable[[], object], Machine]:
+def _cluster(config: RealignConfig, store: str) -> tuple[Callable[[], object], Machine]:
     """How to reach Ray later, and what it will offer.
 
     A local Ray is not started to be asked: it will have what this machine has.
@@ -103,12 +103,12 @@ def _cluster(config: RealignConfig) -> tuple[Callable[[], object], Machine]:
     def connect() -> object:
         from pipelines.cluster import connect as join
 
-        return join(address)
+        return join(address, store_location=store)
 
     if address or in_ray_job():
         from pipelines.cluster import connect as join
 
-        info = join(address)
+        info = join(address, store_location=store)
         return connect, Machine(int(info.num_cpus), int(info.num_gpus))
     return connect, Machine(cpu_budget(), _local_gpus())
 
