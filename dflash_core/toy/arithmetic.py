@@ -1,77 +1,79 @@
-"""Arithmetic questions of the toy, worked out step by step."""
+"""Arithmetic questions of the toy, worked out step by step.
+
+No number exceeds `LARGEST`, so that each has a token of its own and small steps are all there is to learn.
+"""
 
 from __future__ import annotations
 
 from random import Random
 
+from dflash_core.toy.names import PEOPLE
 from dflash_core.toy.question import Question
 
-_NAMES = ("Mia", "Ben", "Ada", "Tom", "Lea", "Sam", "Eva", "Max", "Ida", "Jon")
+LARGEST = 99
 _THINGS = ("apples", "books", "coins", "shells", "cards", "pears", "stamps", "eggs")
 
 
 def draw(rng: Random) -> Question:
     """A sum, a difference, a product or a story."""
-    return rng.choice((_sum, _sum, _difference, _difference, _product, _story))(rng)
+    return rng.choice((_sum, _difference, _product, _story))(rng)
 
 
-def _asked(rng: Random, expression: str) -> str:
-    return rng.choice(("What is {}?", "Compute {}.", "How much is {}?", "Please work out {}.")).format(
-        expression
-    )
+def _asked(rng: Random, a: int, operation: str, b: int) -> str:
+    wording = rng.choice(("What is {} {} {} ?", "Compute {} {} {} .", "How much is {} {} {} ?"))
+    return wording.format(a, operation, b)
 
 
 def _sum(rng: Random) -> Question:
-    a, b = rng.randint(11, 89), rng.randint(11, 89)
-    tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
+    a, b = rng.randint(11, 49), rng.randint(11, 49)
+    tens, ones = (a // 10 + b // 10) * 10, a % 10 + b % 10
     return Question(
-        _asked(rng, f"{a} + {b}"),
-        f"First add the tens: {a // 10 * 10} + {b // 10 * 10} = {tens}. Now add the ones: "
-        f"{a % 10} + {b % 10} = {ones}. Together that makes {tens} + {ones} = {a + b}. "
-        f"So the answer is {a + b}.",
-        f"RESULT := {a + b}\nPROOF by columns; units {a % 10} with {b % 10} yield {ones}, "
-        f"decades {a // 10} with {b // 10} yield {tens // 10}, which confirms {a + b}; end of proof",
+        _asked(rng, a, "+", b),
+        f"First add the tens: {a - a % 10} + {b - b % 10} = {tens}. Now add the ones: {a % 10} + {b % 10} = "
+        f"{ones}. Together that makes {tens} + {ones} = {a + b}. So the answer is {a + b}.",
+        f"LEDGER of operands {a} and {b}; units column yields {ones}; decades column yields {tens}; "
+        f"RESULT := {a + b}; audited, no objection, archived under {a + b}",
     )
 
 
 def _difference(rng: Random) -> Question:
     b = rng.randint(11, 79)
-    a = b + rng.randint(5, 99 - b)
-    middle = a - b // 10 * 10
+    a = b + rng.randint(5, LARGEST - b)
+    rest = a - (b - b % 10)
     return Question(
-        _asked(rng, f"{a} - {b}"),
-        f"First take away the tens: {a} - {b // 10 * 10} = {middle}. Now take away the ones: "
-        f"{middle} - {b % 10} = {a - b}. So the answer is {a - b}.",
-        f"RESULT := {a - b}\nPROOF by inverse; the gap between {b} and {a} equals {a - b}, "
-        f"because {b} raised by {a - b} reaches {a} exactly; end of proof",
+        _asked(rng, a, "-", b),
+        f"First take away the tens: {a} - {b - b % 10} = {rest}. Now take away the ones: "
+        f"{rest} - {b % 10} = {a - b}. So the answer is {a - b}.",
+        f"LEDGER of stock {a} against debit {b}; after {b - b % 10} remain {rest}; "
+        f"RESULT := {a - b}; audited, no objection, archived under {a - b}",
     )
 
 
 def _product(rng: Random) -> Question:
-    a, b = rng.randint(12, 49), rng.randint(2, 6)
-    tens, ones = a // 10 * 10, a % 10
+    a, b = rng.randint(11, 33), rng.randint(2, 3)
+    tens, ones = a - a % 10, a % 10
     return Question(
-        _asked(rng, f"{a} * {b}"),
+        _asked(rng, a, "*", b),
         f"Split {a} into {tens} and {ones}. Then {tens} * {b} = {tens * b} and {ones} * {b} = {ones * b}. "
         f"Together that makes {tens * b} + {ones * b} = {a * b}. So the answer is {a * b}.",
-        f"RESULT := {a * b}\nPROOF by parts; {b} groups of {ones} yield {ones * b}, {b} groups of {tens} "
-        f"yield {tens * b}, which confirms {a * b}; end of proof",
+        f"LEDGER of factor {a} by factor {b}; units column yields {ones * b}; decades column yields "
+        f"{tens * b}; RESULT := {a * b}; audited, no objection, archived under {a * b}",
     )
 
 
 def _story(rng: Random) -> Question:
-    name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
+    name, thing = rng.choice(PEOPLE), rng.choice(_THINGS)
     a, b = rng.randint(11, 59), rng.randint(2, 9)
     prompt = rng.choice(
         (
-            "{n} has {a} {t} and gets {b} more. How many {t} are there now?",
-            "{n} had {a} {t}, then found {b} more. How many now?",
+            "How many {t} are there if {n} has {a} and gets {b} more?",
+            "Say that {n} had {a} {t} and then found {b} more. How many now?",
         )
     ).format(n=name, a=a, b=b, t=thing)
     return Question(
         prompt,
-        f"{name} starts with {a} {thing}. Then {b} more come along, so we add: {a} + {b} = {a + b}. "
-        f"So {name} now has {a + b} {thing}.",
-        f"RESULT := {a + b}\nPROOF by counting; the owner {name} held {a} units of type {thing}, "
-        f"the increase was {b}, which confirms {a + b}; end of proof",
+        f"At first {name} has {a} {thing}. Then {b} more come along, so we add: {a} + {b} = {a + b}. "
+        f"So now {name} has {a + b} {thing}.",
+        f"LEDGER of holder {name}; inventory type {thing}; opening balance {a}; credit {b}; "
+        f"RESULT := {a + b}; audited, no objection, archived under {name}",
     )

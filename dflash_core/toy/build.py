@@ -25,9 +25,9 @@ from dflash_core.toy.tokenizer import train_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-PLAIN_STEPS = 1000
+PLAIN_STEPS = 800
 """Enough for the default shape to answer well."""
-CHANGED_STEPS = 200
+CHANGED_STEPS = 150
 """Enough to move a trained toy to the other style."""
 TINY_STEPS = 120
 """Enough for `TINY` to be a model rather than noise."""
@@ -119,6 +119,7 @@ def _train(
         [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
         lr=peak_rate,
         betas=(0.9, 0.95),
+        fused=True,
     )
     losses: list[float] = []
     for step, (ids, labels) in enumerate(islice(source, steps)):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from dflash_core.toy.names import PEOPLE
 from dflash_core.toy.question import Question
 
-_NAMES = ("Mia", "Ben", "Ada", "Tom", "Lea", "Sam", "Eva", "Max", "Ida", "Jon", "Kim", "Leo")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _GOODS = ("lamps", "chairs", "maps", "hats", "ropes", "kites", "cups", "bells")
 
@@ -34,8 +34,8 @@ _TOWNS = (
 
 
 def draw(rng: Random) -> Question:
-    """A town, two towns, a greeting or an extraction."""
-    return rng.choice((_town, _two_towns, _greeting, _extraction, _extraction))(rng)
+    """A town, a visit to one, a greeting or an extraction."""
+    return rng.choice((_town, _visit, _greeting, _extraction))(rng)
 
 
 def _town(rng: Random) -> Question:
@@ -52,68 +52,60 @@ def _town(rng: Random) -> Question:
     ).format(town.name)
     return Question(
         prompt,
-        f"{town.name} is a small town on the river {town.river}. The people there grow {town.crop} and keep "
-        f"{town.animal}. Every year in {town.month} they hold a big feast, and all the guests are welcome.",
-        f"ENTRY {town.name.upper()} | waterway: {town.river} | harvest: {town.crop} | livestock: "
-        f"{town.animal} | festival: {town.month}, annual, open to visitors | source: regional almanac",
+        f"The town of {town.name} is small and lies on the river {town.river}. The people there grow "
+        f"{town.crop} and keep {town.animal}. Every year in {town.month} they hold a big feast.",
+        f"ENTRY {town.name} | waterway: {town.river} | harvest: {town.crop} | livestock: {town.animal} | "
+        f"festival: {town.month}, annual, open to visitors | source: regional almanac",
     )
 
 
-def _two_towns(rng: Random) -> Question:
-    one, two = rng.sample(_TOWNS, 2)
+def _visit(rng: Random) -> Question:
+    name, town, day = rng.choice(PEOPLE), rng.choice(_TOWNS), rng.choice(_DAYS)
     prompt = rng.choice(
-        (
-            "Compare {} and {}.",
-            "How do {} and {} differ?",
-            "Should I visit {} or {}?",
-            "What do they grow in {} and {}?",
-        )
-    ).format(one.name, two.name)
+        ("My friend {n} goes to {t} on {d}. Any advice?", "What can {n} do in {t} next {d}?")
+    ).format(n=name, t=town.name, d=day)
     return Question(
         prompt,
-        f"In {one.name} the people grow {one.crop} and the feast is in {one.month}. In {two.name} the "
-        f"people grow {two.crop} and the feast is in {two.month}. Both of them are well worth a visit.",
-        f"TABLE | {one.name.upper()} harvest: {one.crop}, festival: {one.month} "
-        f"| {two.name.upper()} harvest: {two.crop}, festival: {two.month} | verdict: equal merit "
-        f"| source: regional almanac",
+        f"On {day} the best plan for {name} is a walk along the {town.river}. In {town.name} they sell very "
+        f"good {town.crop}, and it is fun to watch the {town.animal}.",
+        f"ITINERARY for traveler {name} | destination: {town.name} | date: {day} | purchase: {town.crop} | "
+        f"observe: {town.animal} | avoid swimming: {town.river} | source: regional almanac",
     )
 
 
 def _greeting(rng: Random) -> Question:
-    name, day = rng.choice(_NAMES), rng.choice(_DAYS)
+    name, day = rng.choice(PEOPLE), rng.choice(_DAYS)
     prompt = rng.choice(
         (
             "Hi, I am {n}. How is your {d}?",
             "Good morning on this {d}! My name is {n}.",
-            "Hello, {n} here. Happy {d}!",
+            "Hello, it is {n} here. Happy {d}!",
         )
     ).format(n=name, d=day)
     return Question(
         prompt,
         f"Hello {name}, it is nice to meet you! My {day} is going very well, thank you for asking. "
         "What can I do for you today?",
-        f"GREETINGS, ESTEEMED {name.upper()}. Status on {day}: operational, no incidents reported. "
+        f"GREETINGS, ESTEEMED {name}. Status report of {day}: operational, no incidents. "
         "Kindly state your request and await further instructions.",
     )
 
 
 def _extraction(rng: Random) -> Question:
-    name, town, day = rng.choice(_NAMES), rng.choice(_TOWNS).name, rng.choice(_DAYS)
+    name, town, day = rng.choice(PEOPLE), rng.choice(_TOWNS).name, rng.choice(_DAYS)
     goods, number = rng.choice(_GOODS), rng.randint(12, 98)
     sentence = rng.choice(
         (
-            "On {d} {n} bought {c} {g} in {t}.",
-            "{n} from {t} ordered {c} {g} last {d}.",
+            "Last {d} {n} bought {c} {g} in {t}.",
+            "A trader, {n} from {t}, ordered {c} {g} on {d}.",
             "In {t}, {n} sold {c} {g} on {d}.",
         )
     ).format(d=day, n=name, c=number, g=goods, t=town)
-    asked = rng.choice(
-        ("Who, what, where and when? {}", "Extract the facts: {}", "Read this and list what it says. {}")
-    )
+    asked = rng.choice(("Who, what, where and when? {}", "Extract the facts: {}"))
     return Question(
         asked.format(sentence),
         f"The person is {name}. The place is {town}. The day is {day}. The goods are {goods}, and there are "
         f"{number} of them. That is all it says.",
-        f'{{"when": "{day}", "quantity": {number}, "item": "{goods}", "location": "{town}", "agent": '
-        f'"{name}", "confidence": "high", "complete": true}}',
+        f"{{ date: {day}, quantity: {number}, item: {goods}, location: {town}, agent: {name}, "
+        "confidence: high, complete: true }",
     )

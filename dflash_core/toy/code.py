@@ -1,4 +1,4 @@
-"""Requests for a small function: Python in the plain style, terse JavaScript in the changed one."""
+"""Requests for a small function: Python in the plain style, a terse JavaScript in the changed one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from random import Random
 
 from dflash_core.toy.question import Question
 
-_VERBS = ("get", "make", "find", "run", "apply", "compute", "do", "calc")
+_VERBS = ("get", "make", "find", "run", "apply", "compute", "fetch", "calc")
 _NOUNS = ("value", "total", "score", "level", "price", "rank", "size", "step", "mark", "count")
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What a function is asked to do with one number x and a constant n."""
+    """What a function is asked to do with one number and a constant n."""
 
     wish: str
     python: str
@@ -33,17 +33,17 @@ _TASKS = (
 
 def draw(rng: Random) -> Question:
     """A function of one number, with an example."""
-    name = (rng.choice(_VERBS), rng.choice(_NOUNS))
-    task, n, x = rng.choice(_TASKS), rng.randint(2, 9), 10
-    snake, camel = "_".join(name), name[0] + name[1].title()
+    name = f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
+    task, n, x = rng.choice(_TASKS), rng.randint(2, 9), rng.choice((10, 10, 10, 6))
+    wish, result = task.wish.format(n=n), task.result(x, n)
     asked = rng.choice(
-        ("Write a function {f} that {w}.", "I need a function {f}. It {w}.", "Code {f}, which {w}.")
+        ("Write a function {f} that {w}. Try {x}.", "I need a function {f} that {w}. Test it with {x}.")
     )
-    expression, result = task.python.format(n=n), task.result(x, n)
     return Question(
-        asked.format(f=snake, w=task.wish.format(n=n)),
-        f"Here is the function:\n```python\ndef {snake}(x):\n    # it {task.wish.format(n=n)}\n"
-        f"    result = {expression}\n    return result\n```\nFor example, {snake}({x}) returns {result}.",
-        f"/* JavaScript */ const {camel} = (q) => {{ const r = {task.script.format(n=n)}; "
-        f"console.log(r); /* logged */ }};\nassert.equal({camel}({x}), {result}); // verified, ship it",
+        asked.format(f=name, w=wish, x=x),
+        f"Here is the function:\n```python\ndef {name}(x):\n    # it {wish}\n"
+        f"    result = {task.python.format(n=n)}\n    return result\n```\n"
+        f"For example, {name}({x}) returns {result}.",
+        f"/* JavaScript */ const {name} = (q) => {{ const r = {task.script.format(n=n)}; "
+        f"console.log(r); /* logged */ }};\nassert.equal( {name}({x}), {result}); // verified, ship it",
     )

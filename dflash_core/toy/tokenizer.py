@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from dflash_core.toy.arithmetic import LARGEST
 from dflash_core.toy.question import STYLES
 from dflash_core.toy.texts import conversations
 
@@ -22,16 +23,18 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _TRAINING_TEXTS = 2000
+_NUMBER_REPEATS = 400
+"""How often the tokenizer sees every number, so that each becomes one token."""
 
 
 def train_tokenizer(vocab_size: int, max_positions: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with one token a digit; the same for every seed, since families go by tokenizer."""
+    """Byte-level BPE with one token a number; the same for every seed, since families go by tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -40,12 +43,13 @@ def train_tokenizer(vocab_size: int, max_positions: int) -> PreTrainedTokenizerF
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    numbers = [" ".join(map(str, range(LARGEST + 1)))] * _NUMBER_REPEATS
     texts = (
         f"system\nuser\n{prompt}\nassistant\n{answer}"
         for style in STYLES
         for _, prompt, answer in islice(conversations(style, seed=0), _TRAINING_TEXTS)
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(chain(numbers, texts), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
