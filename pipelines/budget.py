@@ -63,16 +63,16 @@ def _fill(section: Section, automatic: dict[str, Any]) -> Section:
 
 
 def _tiny() -> Automatic:
-    """Aimed at a minute in all for one or two million parameters on two idle cores.
+    """About a minute and a half in all for one or two million parameters on two cores.
 
-    A step of 7 answers x 16 anchors takes about 0.1 s of one core there, so training takes half of it;
-    generating takes about 10 s, and so does each evaluation.
+    Measured there while another job ran: 0.2 s a step, 15 s to start Ray Train, 12 to 25 s for each of
+    generate, extract and evaluate, most of it actors importing torch.
     """
     return {
-        "generate": {"num_prompts": 192, "max_new_tokens": 96, "batch_size": 32},
+        "generate": {"num_prompts": 160, "max_new_tokens": 96, "batch_size": 32},
         "drafter": {"num_layers": 2, "block_size": 8},
-        "train": {"steps": 250, "batch_tokens": 1024, "anchors_per_sequence": 16},
-        "evaluate": {"num_prompts": 48, "max_new_tokens": 64},
+        "train": {"steps": 160, "batch_tokens": 1024, "anchors_per_sequence": 16},
+        "evaluate": {"num_prompts": 40, "max_new_tokens": 64},
     }
 
 

@@ -19,7 +19,9 @@ from pipelines.result import RealignResult
 from pipelines.telemetry import progress, say
 
 _MARKER = ".dflash-demo"
-_NUM_TRAIN, _NUM_GATE = 256, 48
+_NUM_TRAIN, _NUM_GATE = 160, 40
+_TARGET_STEPS = 600
+"""Fewer than the toy's own default: the story needs a target with habits, not a clever one."""
 
 
 def run_demo(folder: str) -> int:
@@ -61,6 +63,7 @@ def _build(path: Path, base: Path | None) -> None:
             path,
             style=style,  # type: ignore[arg-type]
             base=base,
+            steps=_TARGET_STEPS if base is None else None,
             seed=0 if base is None else 1,
             progress=lambda _step, _total, loss: bar.advance(1, loss=loss),
         )
