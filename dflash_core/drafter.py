@@ -24,7 +24,6 @@ from dflash_core.drafter_config import DrafterConfig, read_drafter_config
 from dflash_core.errors import UserError
 
 if TYPE_CHECKING:
-    from dflash_core.target import Target
     from dflash_core.target_weights import TargetWeights
 
 WEIGHTS = "model.safetensors"
@@ -316,19 +315,3 @@ def _refuse_unfit(path: Path, expected: dict[str, Tensor], weights: dict[str, Te
             raise UserError(f"{path}: {name!r} has shape {got}, the config asks for {want}; {remedy}")
         if not torch.isfinite(tensor).all():
             raise UserError(f"{path}: {name!r} holds NaN or infinite values; retrain or restore the drafter")
-
-
-def check_fits(drafter: DrafterConfig, target: Target, *, where: str) -> None:
-    """Raise UserError unless this drafter can read this target's features and share its head."""
-    config = target.model.config
-    pairs = (
-        ("hidden size", drafter.hidden_size, int(config.hidden_size)),
-        ("number of target layers", drafter.num_target_layers, target.num_layers),
-        ("vocabulary", drafter.vocab_size, target.head_weight.shape[0]),
-    )
-    for what, has, wants in pairs:
-        if has != wants:
-            raise UserError(
-                f"{where}: the drafter's {what} is {has}, the target's is {wants}; "
-                "pass a drafter that was trained for this target"
-            )

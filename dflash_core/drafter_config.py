@@ -201,6 +201,21 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
     return DrafterConfig.from_json(data, where=str(path))
 
 
+def check_fits(drafter: DrafterConfig, target: TargetConfig, *, where: str) -> None:
+    """Raise UserError unless this drafter can read this target's features and share its head."""
+    pairs = (
+        ("hidden size", drafter.hidden_size, target.hidden_size),
+        ("number of target layers", drafter.num_target_layers, target.num_layers),
+        ("vocabulary", drafter.vocab_size, target.vocab_size),
+    )
+    for what, has, wants in pairs:
+        if has != wants:
+            raise UserError(
+                f"{where}: the drafter's {what} is {has}, the target's is {wants}; "
+                "pass a drafter that was trained for this target"
+            )
+
+
 def uniform_layer_ids(num_target_layers: int, num_taps: int) -> tuple[int, ...]:
     """Layers spread uniformly from the 2nd to the 3rd-last (DFlash, arXiv 2602.06036, section 4).
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from dflash_core.checkpoint import load_tokenizer, open_checkpoint, resolve_target
-from dflash_core.drafter_config import read_drafter_config
+from dflash_core.drafter_config import check_fits, read_drafter_config
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256
 from dflash_core.prompts import load_prompts, shipped_prompts
@@ -22,12 +22,13 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
     checkpoint = open_checkpoint(
         resolve_target(config.target), chat_template=read_chat_template(config.chat_template)
     )
+    check_fits(drafter_config, checkpoint.config, where=str(config.drafter))
     prompts = load_prompts(config.prompts) if config.prompts else shipped_prompts("gate")
     prompts = prompts[: config.num_prompts]
 
     import torch
 
-    from dflash_core.drafter import check_fits, load_drafter
+    from dflash_core.drafter import load_drafter
     from dflash_core.evaluation import DecodeSettings, evaluate_prompt
     from dflash_core.target import load_target
     from pipelines.placement import torch_dtype
@@ -40,7 +41,6 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
     dtype = torch_dtype(name)
     drafter = load_drafter(config.drafter, device=device, dtype=dtype)
     target = load_target(checkpoint.path, device=device, dtype=dtype)
-    check_fits(drafter.config, target, where=str(config.drafter))
     tokenizer = load_tokenizer(checkpoint)
     settings = DecodeSettings(
         max_new_tokens=config.max_new_tokens,

@@ -17,7 +17,8 @@ import torch
 from dflash_core import corpus
 from dflash_core.artifacts import Workspace
 from dflash_core.checkpoint import load_tokenizer
-from dflash_core.drafter import check_fits, load_drafter
+from dflash_core.drafter import load_drafter
+from dflash_core.drafter_config import check_fits
 from dflash_core.evaluation import DecodeSettings, evaluate_prompt
 from dflash_core.features import FeatureMeta, extract, write_shard
 from dflash_core.prompts import load_prompts
@@ -148,7 +149,7 @@ class EvaluateWorker(ShardWorker):
         self.drafter = load_drafter(
             Path(drafter_dir), device=placement.device, dtype=torch_dtype(placement.dtype)
         )
-        check_fits(self.drafter.config, self.target, where=drafter_dir)
+        check_fits(self.drafter.config, checkpoint.config, where=drafter_dir)
 
     def work(self, task: Row) -> Row:
         """Task: {"name", "prompt": index}. Returns the PromptResult as plain data."""
