@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -67,12 +68,16 @@ def say(message: str) -> None:
 
 
 def peak_rss_mb() -> float:
-    """Peak resident memory in MB: this process's, plus that of its largest ended child.
+    """Peak resident memory of this process, in MB.
 
-    Ray's actors are children of Ray's own daemon, so they do not count here.
+    On Linux from /proc, which starts anew with each program; `getrusage` would carry over the peak of
+    whichever process started this one.
     """
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    peak = sum(resource.getrusage(kind).ru_maxrss for kind in kinds)
+    if sys.platform == "linux":
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1024
 
 

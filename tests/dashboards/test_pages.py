@@ -169,7 +169,15 @@ def test_an_interrupt_ends_it_in_silence(tmp_path: Path) -> None:
         f"sqlite:///{tmp_path}/x.db",
     ]
     pipe = subprocess.PIPE
-    server = subprocess.Popen(command, cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True)
+    server = subprocess.Popen(
+        command,
+        cwd=CHECKOUT,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+    )
     assert server.stdout is not None
     assert "http://127.0.0.1:" in server.stdout.readline()
     server.send_signal(signal.SIGINT)
