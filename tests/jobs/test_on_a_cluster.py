@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
+
 from tests.jobs.conftest import ROOT, Home, last_json
 from tests.pipelines.processes import until
 from tests.pipelines.ray_nodes import free_port, ray_head
@@ -14,6 +16,7 @@ from tests.pipelines.ray_nodes import free_port, ray_head
 OFF = {"RAY_AUTH_MODE": "disabled"}
 
 
+@pytest.mark.slow
 def test_a_running_cluster_is_used_by_address_and_by_submission(make_home: Callable[[str], Home]) -> None:
     home = make_home("cluster")
     dashboard = free_port()
