@@ -70,7 +70,7 @@ def pack_anchors(documents: list[Tensor], anchors: list[Tensor], block_size: int
     """
     starts, positions, labels, clean = [], [], [], []
     offset = 0
-    slots = torch.arange(1, block_size)
+    slots = torch.arange(1, block_size, device=anchors[0].device)
     for ids, chosen in zip(documents, anchors, strict=True):
         reach = chosen[:, None] + slots
         inside = reach < ids.shape[0]

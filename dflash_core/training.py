@@ -176,7 +176,7 @@ class Trainer:
         chosen = self.plan.batch(self.step_index)
         share = chosen[self.reducer.rank :: self.reducer.world_size]
         sums = self._backward(share, anchor_seed=_mix(options.seed, 2, self.step_index))
-        loss, weight, chain, blocks, tokens = self.reducer.sum(sums).tolist()
+        loss, weight, chain, blocks, tokens = self.reducer.sum(sums.to(self.embedding.device)).tolist()
         norm = self._apply(weight) if weight else 0.0
         self.step_index += 1
         return StepReport(
