@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import GenerationConfig
@@ -73,13 +73,14 @@ def generate_batch(
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
     stops = sorted(stop_ids)
-    # A whole configuration of our own: the checkpoint's generation defaults (temperature, penalties)
-    # must not change what a greedy or tempered decode means here.
+    # transformers fills what is None from defaults of its own (top_k 50, when sampling); `Target` has
+    # dropped the checkpoint's.
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings = GenerationConfig(
+        **sampling,
         max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
-        temperature=temperature if temperature > 0 else None,
-        top_k=None,
         eos_token_id=stops,
         pad_token_id=stops[0] if stops else 0,
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from dflash_core.errors import UserError
 
@@ -43,6 +43,9 @@ class Target:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval().requires_grad_(False)
+        # A checkpoint's penalties and filters would be mixed into every `generate`; the drafter must learn
+        # what the target itself chooses, which is what verification compares with.
+        self.model.generation_config = GenerationConfig()
         self.layers = decoder_layers(model)
         self.hidden_size = int(model.config.hidden_size)
         self._wanted: tuple[int, ...] = ()
