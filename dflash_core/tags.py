@@ -128,6 +128,17 @@ def parse_serve_entry(text: str) -> ServeEntry | None:
     return cast("ServeEntry", value)
 
 
+def promise_tags(entry: ServeEntry) -> dict[str, str]:
+    """A version's own tags that say how it was promoted, and with which τ: what it promises from then on."""
+    return {
+        TAU: repr(entry["tau"]),
+        TAU_LOW: repr(entry["tau_low"]),
+        TAU_HIGH: repr(entry["tau_high"]),
+        OUTCOME: entry["outcome"],
+        JOB_IDENTITY: entry["job_identity"],
+    }
+
+
 def serve_entries(tags: Mapping[str, str]) -> dict[str, ServeEntry]:
     """Whole target fingerprint -> entry, from a version's tags."""
     parsed = (parse_serve_entry(text) for key, text in tags.items() if key.startswith(SERVES_PREFIX))

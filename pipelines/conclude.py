@@ -13,7 +13,7 @@ from typing import Any
 
 from dflash_core import tags as t
 from dflash_core.acceptance import acceptance_by_position
-from dflash_core.artifacts import Workspace
+from dflash_core.artifacts import Lease, Workspace
 from dflash_core.fingerprint import fingerprint
 from dflash_core.gate import one_sentence
 from dflash_core.report import RealignReport, write_report
@@ -74,7 +74,7 @@ def conclude(
 ) -> RealignResult:
     """Write down what was decided, and let serving see it. Raises LeaseHeldError if another run promotes."""
     reported = _report(prepared, outcome, decision, evidence)
-    with prepared.context.store.lease(f"promote-{prepared.registry.name}"):
+    with _promoting(prepared):
         run_id = _log_run(prepared, outcome, decision, evidence, reported)
         version = _register(prepared, outcome, decision, evidence, run_id)
     candidate, champion = evidence.candidate_report, evidence.champion_report
@@ -95,6 +95,22 @@ def conclude(
     )
     settled.keep(prepared.context, prepared.registry, prepared.request, result)
     return result
+
+
+def finish_promotion(prepared: Prepared) -> None:
+    """Complete what a killed run of this very request had begun to promote."""
+    registry, job = prepared.registry, (prepared.context.checkpoint.fingerprint, prepared.request)
+    if registry.interrupted_promotion(*job) is None:
+        return
+    with _promoting(prepared):
+        # Looked at again: it may have been a live run in the middle of it.
+        if (left := registry.interrupted_promotion(*job)) is not None:
+            registry.promote(*left)
+
+
+def _promoting(prepared: Prepared) -> Lease:
+    """One promoter of a model at a time; another one's few seconds are waited for."""
+    return prepared.context.store.lease(f"promote-{prepared.registry.name}", timeout=60)
 
 
 def _estimate(interval: Interval | None, report: AcceptanceReport | None) -> float | None:

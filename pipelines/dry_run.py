@@ -105,7 +105,8 @@ def describe(prepared: Prepared) -> DryRun:
     add("extract", extracted, f"at most {feature_bytes / 1e6:,.1f} MB")
     trained = train.plan(context, extracted.identity, shape, parent) if shape and extracted else None
     duration = f"{config.train.epochs} epochs" if config.train.epochs else f"{config.train.steps} steps"
-    add("train", trained, f"{duration}, {'from the champion' if current else 'from ' + config.drafter.init}")
+    start = "the champion" if current and not config.from_scratch else config.drafter.init
+    add("train", trained, f"{duration}, from {start}")
     add("evaluate candidate", None, gate)
     add("gate", None, "report")
     return DryRun(

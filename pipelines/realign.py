@@ -10,7 +10,7 @@ from dflash_core.gate import decide, still_fits
 from dflash_core.types import Outcome, Verdict
 from pipelines import evaluate, extract, generate, inspect, settled, train
 from pipelines.champion import fetch_champion
-from pipelines.conclude import Evidence, conclude
+from pipelines.conclude import Evidence, conclude, finish_promotion
 from pipelines.drafters import candidate_of, gate_policy
 from pipelines.prepare import Prepared
 from pipelines.result import RealignResult
@@ -28,6 +28,7 @@ def realign(prepared: Prepared) -> RealignResult:
     Raises UserError for unusable input and LeaseHeldError when another run is at the same work.
     """
     context, registry, prompts = prepared.context, prepared.registry, prepared.prompts
+    finish_promotion(prepared)
     current = registry.parent_for(context.checkpoint.fingerprint)
     if (done := settled.find(context, registry, prepared.request, current)) is not None:
         return done
@@ -38,9 +39,10 @@ def realign(prepared: Prepared) -> RealignResult:
     if champion is not None:
         measured = evaluate.run(context, prompts.gate_fingerprint, evidence.inspected, champion.subject)
         evidence = evidence.with_champion(champion, measured)
+    if champion is not None and not context.config.from_scratch:
         policy = gate_policy(context.config, champion.drafter.block_size)
         decision = still_fits(evaluate.acceptance(measured), champion.promised_tau, policy)
-        if decision.verdict is Verdict.PASS and not context.config.from_scratch:
+        if decision.verdict is Verdict.PASS:
             return conclude(prepared, Outcome.CERTIFIED, decision, evidence)
 
     parent = champion if champion is not None and not context.config.from_scratch else None

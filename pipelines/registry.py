@@ -20,6 +20,7 @@ from dflash_core.errors import DFlashError, UserError
 from dflash_core.fingerprint import fingerprint
 from dflash_core.tags import ServeEntry
 from dflash_core.tracking import probe_tracking, resolve_tracking_uri, sqlite_path
+from dflash_core.types import Outcome
 from pipelines.drafter_files import fetch_verified, hash_files
 from pipelines.mlflow_client import global_tracking_uri, open_client, plain_errors
 from pipelines.run_log import RunLog, RunRecord
@@ -155,7 +156,9 @@ class Registry:
         old = self.champion()
         with plain_errors(self.tracking_uri):
             self._record_serving(version, entry)
-            self.client.set_model_version_tag(self.name, str(version), t.OUTCOME, entry["outcome"])
+            # A held drafter that passes later was measured anew: its promise is the τ that it passed with.
+            for tag, value in t.promise_tags(entry).items():
+                self.client.set_model_version_tag(self.name, str(version), tag, value)
             if old is not None and old.version != version:
                 self._set_alias(t.PREVIOUS, old.version)
             self._set_alias(t.CHAMPION, version)
@@ -164,6 +167,21 @@ class Registry:
             if challenger is not None and challenger.version == version:
                 self.client.delete_registered_model_alias(self.name, t.CHALLENGER)
         return self._confirm(version, {t.CHAMPION}, entry)
+
+    def interrupted_promotion(
+        self, target_fingerprint: str, job_identity: str
+    ) -> tuple[int, ServeEntry] | None:
+        """Arguments that complete a promotion of this very job which was killed after `champion` had moved.
+
+        Without it a rerun would take the half-promoted drafter for an old champion and measure it again.
+        """
+        champion = self.champion()
+        entry = champion.serves.get(target_fingerprint) if champion else None
+        if champion is None or entry is None or self.serving(target_fingerprint) is not None:
+            return None
+        if entry["job_identity"] != job_identity or entry["outcome"] != Outcome.PROMOTED:
+            return None
+        return champion.version, entry
 
     def certify(self, version: int, entry: ServeEntry) -> RegisteredDrafter:
         """Records that `version` serves the entry's target too; the champion stays who it is."""

@@ -289,16 +289,42 @@ def test_promotion_converges_from_a_crash_at_any_step(local: Registry, tmp_path:
     first, old, new = (register(local, tmp_path, mark) for mark in "123")
     before = {t.PREVIOUS: first, t.CHAMPION: old, t.target_alias(TARGET_A): old, t.CHALLENGER: new}
     after = {t.PREVIOUS: old, t.CHAMPION: new, t.target_alias(TARGET_A): new}
-    for step in range(7):
+    for step in range(11):
         for alias, version in before.items():
             local.client.set_registered_model_alias("family", alias, str(version))
         crashing = crash_at(local.tracking_uri, step)
-        if step < 6:  # 2 tags, 3 aliases set and 1 removed
+        if step < 10:  # 6 tags, 3 aliases set and 1 removed
             with pytest.raises(CrashError):
                 crashing.promote(new, entry(TARGET_A))
             assert aliases(local) != after
         local.promote(new, entry(TARGET_A))
         assert aliases(local) == after, f"after a crash before write {step}"
+
+
+def test_a_promotion_killed_after_the_champion_moved_is_found(local: Registry, tmp_path: Path) -> None:
+    version = register(local, tmp_path, "1")
+    local.promote(version, entry(TARGET_A))
+    assert local.interrupted_promotion(TARGET_A, "j") is None
+    local.client.delete_registered_model_alias("family", t.target_alias(TARGET_A))
+    assert local.interrupted_promotion(TARGET_A, "another job") is None
+    assert local.interrupted_promotion(TARGET_B, "j") is None
+    left = local.interrupted_promotion(TARGET_A, "j")
+    assert left is not None
+    served = local.promote(*left)
+    assert local.serving(TARGET_A) == served
+    assert local.interrupted_promotion(TARGET_A, "j") is None
+
+
+def test_what_is_promoted_promises_the_tau_it_passed_with(local: Registry, tmp_path: Path) -> None:
+    """A held drafter is registered with the τ that settled nothing; more prompts settle it."""
+    run_id = log_run(local, "job-1", "held")
+    tags = {**version_tags("1"), t.TAU: "2.5", t.JOB_IDENTITY: "the first job"}
+    version = local.register(drafter_dir(tmp_path, "1"), run_id, tags).version
+    local.hold(version)
+    champion = local.promote(version, entry(TARGET_A, tau=3.0))
+    assert champion.tags[t.TAU] == "3.0"
+    assert (champion.tags[t.TAU_LOW], champion.tags[t.TAU_HIGH]) == ("2.75", "3.25")
+    assert (champion.tags[t.OUTCOME], champion.tags[t.JOB_IDENTITY]) == ("promoted", "j")
 
 
 def test_registration_converges_from_a_crash_at_any_step(local: Registry, tmp_path: Path) -> None:
