@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dflash_core import tags as t
@@ -22,7 +21,8 @@ class Champion:
     """A registered drafter, at hand on disk."""
 
     registered: RegisteredDrafter
-    directory: Path
+    artifact: Artifact
+    """Holds it in `drafter/`."""
     drafter: DrafterConfig
 
     @property
@@ -36,7 +36,7 @@ class Champion:
 
     @property
     def subject(self) -> Subject:
-        return Subject("champion", self.directory, self.fingerprint, self.drafter.block_size)
+        return Subject("champion", self.artifact, self.fingerprint, self.drafter.block_size)
 
 
 def plan(registered: RegisteredDrafter) -> Plan:
@@ -64,5 +64,4 @@ def known_champion(context: Context, registered: RegisteredDrafter) -> Champion 
 
 
 def _champion(registered: RegisteredDrafter, artifact: Artifact) -> Champion:
-    directory = artifact.local_dir() / "drafter"
-    return Champion(registered, directory, read_drafter_config(directory))
+    return Champion(registered, artifact, read_drafter_config(artifact.local_dir() / "drafter"))

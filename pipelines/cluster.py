@@ -33,6 +33,8 @@ class ClusterInfo:
     num_cpus: int
     num_gpus: int
     num_nodes: int
+    memory_bytes: int
+    """That Ray may give to workers, on all nodes."""
     address: str
     local: bool
     """Started by this process, and ended with it."""
@@ -154,6 +156,7 @@ def _describe(*, local: bool) -> ClusterInfo:
     return ClusterInfo(
         num_cpus=max(1, int(resources.get("CPU", 0))),
         num_gpus=int(resources.get("GPU", 0)),
+        memory_bytes=int(resources.get("memory", 0)),
         num_nodes=sum(bool(node["Alive"]) for node in ray.nodes()),
         address=ray.get_runtime_context().gcs_address,
         local=local,

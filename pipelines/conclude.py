@@ -257,7 +257,7 @@ def _register(
         t.GATE: decision.verdict.value,
         t.OUTCOME: outcome.value,
     }
-    registered = registry.register(candidate.directory, run_id, tags)
+    registered = registry.register(candidate.artifact.local_dir() / "drafter", run_id, tags)
     if outcome is Outcome.HELD:
         return registry.hold(registered.version)
     return registry.promote(registered.version, entry)

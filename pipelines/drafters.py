@@ -36,7 +36,7 @@ def candidate_of(trained: StageResult, shape: DrafterConfig) -> Subject:
     records = {r.name: r.sha256 for r in trained.artifact.files if r.name.startswith("drafter/")}
     return Subject(
         role="candidate",
-        directory=trained.artifact.local_dir() / "drafter",
+        artifact=trained.artifact,
         fingerprint=drafter_fingerprint({name: records[f"drafter/{name}"] for name in FILES}),
         block_size=shape.block_size,
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dflash_core.acceptance import from_json, tau, to_json
-from dflash_core.artifacts import Workspace
+from dflash_core.artifacts import Artifact, Workspace
 from dflash_core.types import AcceptanceReport, PromptResult
 from pipelines.context import Context
 from pipelines.plan import Plan
@@ -25,7 +24,8 @@ class Subject:
 
     role: str
     """"champion" or "candidate": how the progress bar calls it."""
-    directory: Path
+    artifact: Artifact
+    """Holds the drafter in `drafter/`."""
     fingerprint: str
     block_size: int
 
@@ -53,13 +53,13 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
         with progress(f"evaluate {subject.role}", num_prompts, "prompts") as bar:
             rows = work_off(
                 workspace,
-                _worker,
+                "EvaluateWorker",
                 {
                     "checkpoint": checkpoint,
                     "placement": context.placement,
                     "workspace": workspace,
-                    "prompts_path": str(inspected.artifact.local("gate.jsonl")),
-                    "drafter_dir": str(subject.directory),
+                    "inspected": inspected.artifact,
+                    "drafter": subject.artifact,
                     "decoding": _decoding(context),
                     "seed": context.config.seed,
                 },
@@ -107,9 +107,3 @@ def _result(row: Row) -> PromptResult:
         seconds=row["seconds"],
         lossless=row["lossless"],
     )
-
-
-def _worker() -> type:
-    from pipelines.workers import EvaluateWorker
-
-    return EvaluateWorker

@@ -35,11 +35,12 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
         with progress("extract", generated.artifact.meta["samples"], "samples") as bar:
             rows = work_off(
                 workspace,
-                _worker,
+                "ExtractWorker",
                 {
                     "checkpoint": context.checkpoint,
                     "placement": context.placement,
                     "workspace": workspace,
+                    "generated": generated.artifact,
                     "layer_ids": layer_ids,
                     "batch_tokens": context.config.extract.batch_tokens,
                 },
@@ -72,12 +73,6 @@ def _tasks(generated: StageResult, shard_tokens: int) -> list[Row]:
         if groups[-1] and tokens >= shard_tokens:
             groups.append([])
             tokens = 0
-        groups[-1].append(str(generated.artifact.local(record.name)))
+        groups[-1].append(record.name)
         tokens += record.num_bytes // 6
     return [{"name": f"features-{i:05d}.arrow", "samples": files} for i, files in enumerate(groups)]
-
-
-def _worker() -> type:
-    from pipelines.workers import ExtractWorker
-
-    return ExtractWorker

@@ -37,12 +37,12 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
         with progress("generate", num_prompts, "prompts") as bar:
             rows = work_off(
                 workspace,
-                _worker,
+                "GenerateWorker",
                 {
                     "checkpoint": context.checkpoint,
                     "placement": context.placement,
                     "workspace": workspace,
-                    "prompts_path": str(inspected.artifact.local("train.jsonl")),
+                    "inspected": inspected.artifact,
                     "settings": _settings(context),
                 },
                 _tasks(num_prompts, config.generate.batch_size or 8, config.seed),
@@ -76,9 +76,3 @@ def _tasks(num_prompts: int, batch_size: int, seed: int) -> list[Row]:
         }
         for number, start in enumerate(range(0, num_prompts, batch_size))
     ]
-
-
-def _worker() -> type:
-    from pipelines.workers import GenerateWorker
-
-    return GenerateWorker

@@ -38,6 +38,18 @@ def cpu_budget() -> int:
     return max(1, cpus)
 
 
+def memory_budget() -> int | None:
+    """Bytes this process may still take: what the machine has free, cut by the container's limit."""
+    free = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # cgroup v2; "max" is no number and means no limit
+        folder = Path("/sys/fs/cgroup")
+        free.append(int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
+    return min(free, default=None)
+
+
 def start(num_cpus: int) -> Path:
     """Start Ray and connect to it; returns its temporary directory, to be deleted after it ends."""
     if "RAY_AUTH_MODE" not in os.environ:

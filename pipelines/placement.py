@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+PROCESS_BYTES = 800 << 20
+"""An actor before it loads a target, torch and transformers imported; measured 0.6 GB."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Device, precision and share of the cluster for each actor of a pool."""
@@ -22,10 +26,12 @@ class Placement:
     """Of each actor."""
     train_threads: int
     """Of each training worker, which has its machine to itself."""
-    num_actors: tuple[int, int]
-    """Fewest and most actors of a pool."""
+    num_actors: int
+    """Of a pool, at most."""
     cpus_per_actor: float
     gpus_per_actor: float
+    keep_actors: bool
+    """Whether actors stay up beside training and from one realignment to the next."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +40,36 @@ class Machine:
 
     num_cpus: int
     num_gpus: int
+    memory_bytes: int | None = None
+    """Of all nodes, where known."""
+    own: bool = True
+    """Nobody else's jobs wait for its CPUs and GPUs."""
 
 
 def place(config: RealignConfig, machine: Machine, num_parameters: int) -> Placement:
     """One actor per GPU where there are GPUs, else one per CPU core, each with one thread.
 
     On shared cores several single-threaded actors beat one actor with several threads, since decoding
-    is a chain of small kernels.
+    is a chain of small kernels. On CPUs there are no more of them than memory holds.
     """
     on_gpu = config.device == "cuda" or (config.device == "auto" and machine.num_gpus > 0)
+    tiny = num_parameters < TINY_PARAMETERS
     resources = config.resources
+    keep = False
     if on_gpu:
         gpus = resources.gpus_per_actor or 1.0
         most = resources.actors or max(1, int(machine.num_gpus / gpus))
         cpus, threads = resources.cpus_per_actor or 1.0, resources.threads or 4
     else:
         gpus = 0.0
-        most = resources.actors or max(1, machine.num_cpus)
-        # Half a core is reserved per actor: Ray Data's own read task must find room beside the pool.
-        cpus = resources.cpus_per_actor or 0.5
+        most = resources.actors or max(1, min(machine.num_cpus, _fitting(machine, num_parameters)))
+        # A tiny target's actors cost more to start than to keep, so they take half the cores and stay;
+        # on a shared cluster two jobs could so keep each other's trainings waiting for ever.
+        cpus = resources.cpus_per_actor or (0.5 if tiny and machine.own else 1.0)
         threads = resources.threads or max(1, machine.num_cpus // most)
+        keep = tiny and machine.own and most * cpus + config.train.num_workers <= machine.num_cpus
     # Kernels of a tiny model are over before a second thread has woken up.
-    train_threads = resources.threads or (
-        1 if num_parameters < TINY_PARAMETERS else max(threads, machine.num_cpus)
-    )
+    train_threads = resources.threads or (1 if tiny else max(threads, machine.num_cpus))
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if on_gpu else "float32"
@@ -66,10 +78,18 @@ def place(config: RealignConfig, machine: Machine, num_parameters: int) -> Place
         dtype=dtype,
         threads=threads,
         train_threads=train_threads,
-        num_actors=(1, most),
+        num_actors=most,
         cpus_per_actor=cpus,
         gpus_per_actor=gpus,
+        keep_actors=keep,
     )
+
+
+def _fitting(machine: Machine, num_parameters: int) -> int:
+    """Actors that memory holds: weights in fp32, as much again for caches and logits, and a process."""
+    if machine.memory_bytes is None:
+        return machine.num_cpus
+    return int(machine.memory_bytes * 0.8 / (8 * num_parameters + PROCESS_BYTES))
 
 
 def torch_dtype(name: str) -> torch.dtype:

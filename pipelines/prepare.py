@@ -15,15 +15,16 @@ from dflash_core.artifacts import Store
 from dflash_core.checkpoint import open_checkpoint, resolve_target
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.mask_token import MaskToken, choose_mask_token
-from pipelines import settled
+from pipelines import kept_budget, settled
 from pipelines.budget import resolve_budget
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.drafters import first_drafter, gate_policy
 from pipelines.inspect import PromptSets, choose_prompts
-from pipelines.local_ray import cpu_budget
+from pipelines.local_ray import cpu_budget, memory_budget
 from pipelines.measure import read_chat_template
 from pipelines.placement import Machine, place
+from pipelines.plan import Plan
 from pipelines.ray_job import in_ray_job, stable_folder
 from pipelines.registry import Registry
 from pipelines.stage import OnEvent
@@ -37,6 +38,8 @@ class Prepared:
 
     context: Context
     registry: Registry
+    asked: Plan
+    """The request before its automatic budget was resolved."""
     prompts: PromptSets
     mask_token: MaskToken
     shape: DrafterConfig
@@ -53,7 +56,9 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     base = stable_folder()
     checkpoint = open_checkpoint(path, chat_template=template, cache_dir=_cache_dir())
     connect, machine = _cluster(config, _under(base, config.store))
-    config = resolve_budget(
+    placement = place(config, machine, checkpoint.num_parameters)
+    asked = kept_budget.plan(config, checkpoint, placement)
+    config = _recalled(_under(base, config.store), asked, config) or resolve_budget(
         config,
         checkpoint.num_parameters,
         machine.num_gpus,
@@ -68,17 +73,23 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     name = config.model_name or checkpoint.family
     tracking_uri = config.tracking_uri or f"sqlite:///{base / DATABASE}"
     registry = Registry(tracking_uri, name)
-    context = Context(
-        config, store, checkpoint, place(config, machine, checkpoint.num_parameters), connect, on_event
-    )
+    context = Context(config, store, checkpoint, placement, connect, on_event)
     return Prepared(
         context=context,
         registry=registry,
+        asked=asked,
         prompts=prompts,
         mask_token=mask_token,
         shape=shape,
         request=settled.request_identity(context, prompts),
     )
+
+
+def _recalled(store: str, asked: Plan, config: RealignConfig) -> RealignConfig | None:
+    """What an earlier run left; a store is not made before everything else has been validated."""
+    if "://" not in store and not Path(store).exists():
+        return None
+    return kept_budget.recall(Store.open(store), asked, config)
 
 
 def _under(base: Path, location: str) -> str:
@@ -109,8 +120,8 @@ def _cluster(config: RealignConfig, store: str) -> tuple[Callable[[], object], M
         from pipelines.cluster import connect as join
 
         info = join(address, store_location=store)
-        return connect, Machine(int(info.num_cpus), int(info.num_gpus))
-    return connect, Machine(cpu_budget(), _local_gpus())
+        return connect, Machine(info.num_cpus, info.num_gpus, info.memory_bytes, own=info.local)
+    return connect, Machine(cpu_budget(), _local_gpus(), memory_budget())
 
 
 def _local_gpus() -> int:

@@ -25,8 +25,8 @@ def is_debug() -> bool:
 def set_environment() -> None:
     """Ray reads these as it starts; what the user set stays.
 
-    Ray Data makes Ray's core log an error for every pool of actors, though nothing is wrong with
-    them, so short of debugging its logs are off; what really fails arrives as an exception.
+    Ray's core logs as errors what is none (an actor that was ended on purpose), so short of debugging
+    its logs are off; what really fails arrives as an exception.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not is_debug():

@@ -76,7 +76,7 @@ def run_training(
             ),
             run_config=RunConfig(
                 name=name,
-                storage_path=storage_path if "://" in storage_path else str(Path(storage_path).resolve()),
+                **_storage(storage_path),
                 checkpoint_config=CheckpointConfig(num_to_keep=CHECKPOINTS_KEPT),
                 failure_config=FailureConfig(
                     max_failures=max_failures, controller_failure_limit=max_failures
@@ -87,6 +87,17 @@ def run_training(
         with _Tail(reports, on_report) as tail:
             _fit(trainer, max_failures)
     return tail.last
+
+
+def _storage(location: str) -> dict[str, Any]:
+    """Where Ray Train keeps checkpoints; it speaks to any filesystem that fsspec knows."""
+    if "://" not in location:
+        return {"storage_path": str(Path(location).resolve())}
+    from fsspec.core import url_to_fs
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    filesystem, path = url_to_fs(location)
+    return {"storage_path": path, "storage_filesystem": PyFileSystem(FSSpecHandler(filesystem))}
 
 
 def _fit(trainer: Any, max_failures: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dflash_core.gate import decide, still_fits
 from dflash_core.types import Outcome, Verdict
-from pipelines import evaluate, extract, generate, inspect, settled, train
+from pipelines import evaluate, extract, generate, inspect, kept_budget, settled, train
 from pipelines.champion import fetch_champion
 from pipelines.conclude import Evidence, conclude, finish_promotion
 from pipelines.drafters import candidate_of, gate_policy
@@ -33,6 +33,7 @@ def realign(prepared: Prepared) -> RealignResult:
     if (done := settled.find(context, registry, prepared.request, current)) is not None:
         return done
 
+    kept_budget.keep(context, prepared.asked)
     evidence = Evidence(inspected=inspect.run(context, inspect.plan(context, prompts), prompts))
 
     champion = fetch_champion(context, registry, current) if current else None

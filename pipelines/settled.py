@@ -21,7 +21,7 @@ from pipelines.registry import RegisteredDrafter, Registry
 from pipelines.result import RealignResult, StageSummary
 
 CODE_VERSION = 1
-_NOT_THE_REQUEST = {
+NOT_THE_REQUEST = {
     *("target", "prompts", "eval_prompts", "chat_template"),
     *("store", "tracking_uri", "model_name", "ray_address", "resources", "device", "dtype"),
 }
@@ -36,7 +36,7 @@ def request_identity(context: Context, prompts: PromptSets) -> str:
             "train": prompts.train_fingerprint,
             "gate": prompts.gate_fingerprint,
             "dtype": context.placement.dtype,
-            "config": context.config.model_dump(mode="json", exclude=_NOT_THE_REQUEST),
+            "config": context.config.model_dump(mode="json", exclude=NOT_THE_REQUEST),
         }
     )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 from dflash_core.artifacts import Workspace
@@ -34,14 +36,17 @@ class ShardWorker(ABC):
 
 def work_off(
     workspace: Workspace,
-    worker: Callable[[], type[ShardWorker]],
+    worker: str,
     worker_arguments: dict[str, Any],
     tasks: list[Row],
     placement: Placement,
     connect: Callable[[], object],
     on_row: Callable[[Row], None],
 ) -> list[Row]:
-    """Rows of all tasks, in the tasks' order. `worker` is called, and `connect`, only when work is left.
+    """Rows of all tasks, in the tasks' order. `connect` is called only when work is left.
+
+    worker: a class of `pipelines.workers`, by its name: importing it here would load torch into the
+    driver, which has no use for it.
 
     `on_row` sees every row once, those of an earlier run first.
     """
@@ -54,19 +59,20 @@ def work_off(
     pending = [task for task in tasks if task["name"] not in rows]
     if pending:
         connect()
-        from pipelines.fanout import fan_out
+        from pipelines.pool import ActorSize, kept_pool
 
-        for row in fan_out(
-            worker(),
-            worker_arguments,
-            pending,
-            num_actors=(1, min(placement.num_actors[1], len(pending))),
-            num_cpus=placement.cpus_per_actor,
-            num_gpus=placement.gpus_per_actor,
+        pool = kept_pool(ActorSize(placement.cpus_per_actor, placement.gpus_per_actor))
+        for row in pool.run(
+            partial(_make, worker), worker_arguments, pending, num_actors=placement.num_actors
         ):
             rows[row["name"]] = row
             on_row(row)
     return [rows[task["name"]] for task in tasks]
+
+
+def _make(worker: str, **arguments: Any) -> ShardWorker:
+    made: ShardWorker = getattr(import_module("pipelines.workers"), worker)(**arguments)
+    return made
 
 
 def peak_memory(rows: list[Row]) -> int:

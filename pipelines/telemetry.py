@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,6 +79,12 @@ def peak_rss_mb() -> float:
                 return int(line.split()[1]) / 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1024
+
+
+def reset_peak_rss() -> None:
+    """Let `peak_rss_mb` start anew from what is resident now, where the system allows it (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _bar(stage: str, total: int | None, unit: str, done: int) -> tqdm:

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dflash_core.artifacts import Workspace
+from dflash_core.artifacts import Artifact, Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
+from pipelines.pool import release_actors
 from pipelines.stage import StageResult
 from pipelines.telemetry import peak_rss_mb, progress
 
@@ -31,7 +32,7 @@ class Parent(Protocol):
     """The drafter that training starts from; `champion.Champion` is one."""
 
     @property
-    def directory(self) -> Path: ...
+    def artifact(self) -> Artifact: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -63,16 +64,17 @@ def run(
 
     def body(workspace: Workspace) -> dict[str, Any]:
         context.connect()
+        if not context.placement.keep_actors:
+            release_actors()
         from pipelines.ray_train import run_training
 
-        artifact = extracted.artifact
         job = {
-            "shards": [str(artifact.local(name)) for name in artifact.meta["shards"]],
+            "extracted": extracted.artifact,
             "target_path": str(context.checkpoint.path),
             "target_fingerprint": context.checkpoint.fingerprint,
             "drafter": drafter,
             "init": context.config.drafter.init,
-            "parent": None if parent is None else str(parent.directory),
+            "parent": None if parent is None else parent.artifact,
             "options": options,
             "checkpoint_every": context.config.train.checkpoint_every,
             "placement": context.placement,
@@ -144,7 +146,8 @@ def train_worker(job: dict[str, Any]) -> None:
     torch.set_num_threads(placement.train_threads)
     options = dict(job["options"])
     options["gamma"] = options["gamma"] or default_gamma(job["drafter"].block_size)
-    rows = FeatureSet([Path(path) for path in job["shards"]])
+    extracted: Artifact = job["extracted"]
+    rows = FeatureSet([extracted.local(name) for name in extracted.meta["shards"]])
     embedding, head = frozen_pair(
         Path(job["target_path"]), device=placement.device, dtype=torch_dtype(placement.dtype)
     )
@@ -161,7 +164,7 @@ def _starting_drafter(job: dict[str, Any], seed: int) -> Drafter:
     from dflash_core.target_weights import TargetWeights
 
     if job["parent"] is not None:
-        return load_drafter(Path(job["parent"]))
+        return load_drafter(job["parent"].local_dir() / "drafter")
     start = TargetWeights(Path(job["target_path"])) if job["init"] == "target" else None
     return new_drafter(job["drafter"], start=start, seed=seed)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dflash_core import corpus
-from dflash_core.artifacts import Workspace
+from dflash_core.artifacts import Artifact, Workspace
 from dflash_core.checkpoint import load_tokenizer
 from dflash_core.drafter import load_drafter
 from dflash_core.drafter_config import check_fits
@@ -29,9 +28,19 @@ from pipelines.sharded import Row, ShardWorker
 
 
 def start_target(checkpoint: Checkpoint, placement: Placement) -> Target:
-    """The target, loaded where the placement says."""
+    """The target, loaded where the placement says; an actor keeps it from one stage to the next."""
     torch.set_num_threads(placement.threads)
-    return load_target(checkpoint.path, device=placement.device, dtype=torch_dtype(placement.dtype))
+    key = (checkpoint.fingerprint, placement.device, placement.dtype)
+    if key not in _loaded:
+        _loaded.clear()  # before the next one takes its room
+        _loaded[key] = load_target(
+            checkpoint.path, device=placement.device, dtype=torch_dtype(placement.dtype)
+        )
+    return _loaded[key]
+
+
+_loaded: dict[tuple[str, str, str], Target] = {}
+"""At most one."""
 
 
 class GenerateWorker(ShardWorker):
@@ -42,13 +51,13 @@ class GenerateWorker(ShardWorker):
         checkpoint: Checkpoint,
         placement: Placement,
         workspace: Workspace,
-        prompts_path: str,
+        inspected: Artifact,
         settings: dict[str, Any],
     ) -> None:
         self.checkpoint, self.workspace, self.settings = checkpoint, workspace, settings
         self.target = start_target(checkpoint, placement)
         self.tokenizer = load_tokenizer(checkpoint)
-        self.prompts = load_prompts(Path(prompts_path))
+        self.prompts = load_prompts(inspected.local("train.jsonl"))
 
     def work(self, task: Row) -> Row:
         """Task: {"name", "prompts": [index, ...], "seed"}. One batch: a row per turn and prompt."""
@@ -102,17 +111,20 @@ class ExtractWorker(ShardWorker):
         checkpoint: Checkpoint,
         placement: Placement,
         workspace: Workspace,
+        generated: Artifact,
         layer_ids: tuple[int, ...],
         batch_tokens: int,
     ) -> None:
-        self.workspace, self.batch_tokens = workspace, batch_tokens
+        self.workspace, self.generated, self.batch_tokens = workspace, generated, batch_tokens
         self.target = start_target(checkpoint, placement)
         self.meta = FeatureMeta(checkpoint.fingerprint, layer_ids, checkpoint.config.hidden_size)
 
     def work(self, task: Row) -> Row:
-        """Task: {"name", "samples": [path, ...]}."""
+        """Task: {"name", "samples": [file, ...]}."""
         began = time.perf_counter()
-        unsorted = (sample for path in task["samples"] for sample in corpus.read_samples(Path(path)))
+        unsorted = (
+            sample for name in task["samples"] for sample in corpus.read_samples(self.generated.local(name))
+        )
         samples = sorted(unsorted, key=lambda s: (len(s.input_ids), s.id))
         with self.workspace.scratch() as scratch:
             rows = extract(self.target, samples, self.meta.layer_ids, batch_tokens=self.batch_tokens)
@@ -134,8 +146,8 @@ class EvaluateWorker(ShardWorker):
         checkpoint: Checkpoint,
         placement: Placement,
         workspace: Workspace,
-        prompts_path: str,
-        drafter_dir: str,
+        inspected: Artifact,
+        drafter: Artifact,
         decoding: dict[str, Any],
         seed: int,
     ) -> None:
@@ -145,11 +157,10 @@ class EvaluateWorker(ShardWorker):
         )
         self.target = start_target(checkpoint, placement)
         self.tokenizer = load_tokenizer(checkpoint)
-        self.prompts = load_prompts(Path(prompts_path))
-        self.drafter = load_drafter(
-            Path(drafter_dir), device=placement.device, dtype=torch_dtype(placement.dtype)
-        )
-        check_fits(self.drafter.config, checkpoint.config, where=drafter_dir)
+        self.prompts = load_prompts(inspected.local("gate.jsonl"))
+        directory = drafter.local_dir() / "drafter"
+        self.drafter = load_drafter(directory, device=placement.device, dtype=torch_dtype(placement.dtype))
+        check_fits(self.drafter.config, checkpoint.config, where=str(directory))
 
     def work(self, task: Row) -> Row:
         """Task: {"name", "prompt": index}. Returns the PromptResult as plain data."""

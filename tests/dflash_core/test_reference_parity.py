@@ -84,6 +84,20 @@ def test_draft_logits_are_the_same_round_after_round(pair: tuple[Drafter, object
         assert (logits - their_logits).abs().max() <= 1e-5 * their_logits.abs().max().clamp_min(1)
 
 
+@torch.inference_mode()
+def test_bf16_rotates_as_exactly_as_the_reference(pair: tuple[Drafter, object], tmp_path: Path) -> None:
+    """Far out in the context: frequencies rounded with the weights would be off by whole turns there."""
+    ours, theirs = pair
+    save_drafter(ours, tmp_path)
+    ours = load_drafter(tmp_path, dtype=torch.bfloat16)
+    theirs = reference.DFlashDraftModel.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    positions, like = torch.tensor([0, 17, 200, 3000, 30_000]), torch.zeros(5, 8, dtype=torch.bfloat16)
+    for mine, other in zip(
+        ours._rope(positions, like), theirs.rotary_emb(like[None], positions[None]), strict=True
+    ):
+        assert torch.equal(mine, other[0])
+
+
 @pytest.mark.parametrize("length", [1, 2, 7, 33])
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 29])
 def test_greedy_output_and_every_round_are_the_same(

@@ -38,6 +38,8 @@ class TouchWorker:
             os.kill(os.getpid(), signal.SIGKILL)
         if task["kind"] == "wait":
             wait_for(self.folder / task["for"])
+        if task["kind"] == "meet":
+            wait_for(self.folder / task["other"])
         return {"name": task["name"], "attempts": attempts, "task": task}
 
 

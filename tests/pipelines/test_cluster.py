@@ -28,7 +28,7 @@ import json, os, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from pipelines.cluster import connect
-from pipelines.fanout import fan_out
+from pipelines.pool import ActorSize, Pool
 from pipelines.ray_job import stable_folder
 
 class Look:
@@ -37,7 +37,7 @@ class Look:
         return {"errors": dflash_core.errors.__file__}
 
 info = connect(sys.argv[2] or None, store_location=sys.argv[3] or None)
-rows = list(fan_out(Look, {}, [{}], num_actors=(1, 1), num_cpus=0.5))
+rows = list(Pool(ActorSize(0.5)).run(Look, {}, [{}], num_actors=1))
 print(json.dumps({"local": info.local, "cpus": info.num_cpus, "nodes": info.num_nodes,
                   "errors": rows[0]["errors"], "folder": str(stable_folder()),
                   "auth": os.environ.get("RAY_AUTH_MODE")}), flush=True)
