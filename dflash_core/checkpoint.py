@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
             f"{checkpoint.num_tokenizer_ids} in tokenizer.json: save it again with save_pretrained"
         )
     tokenizer.chat_template = checkpoint.chat_template
+    # Lengths are checked against the model's positions, with an error; this is for a warning beside it.
+    tokenizer.model_max_length = sys.maxsize
     try:
         tokenizer.apply_chat_template(
             [{"role": "user", "content": "Hello"}], add_generation_prompt=True, tokenize=False

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from dflash_core.errors import UserError
+from dflash_core.transformers_bars import without_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -165,7 +166,8 @@ def load_target(path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.f
     Raises UserError where transformers still finds something that it cannot load.
     """
     try:
-        model = _load(path, dtype)
+        with without_bars():
+            model = _load(path, dtype)
     except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"transformers cannot load {path} ({reason}); mend the checkpoint") from error

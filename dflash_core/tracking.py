@@ -25,14 +25,17 @@ _SQLITE = "sqlite:///"
 _FORMS = "sqlite:///PATH.db or http://HOST:PORT"
 
 
-def resolve_tracking_uri(uri: str) -> str:
-    """`uri` with a sqlite path made absolute. Raises UserError for what we can't keep a registry in."""
+def resolve_tracking_uri(uri: str, base: Path | None = None) -> str:
+    """`uri` with a sqlite path made absolute, from `base` or the working folder.
+
+    Raises UserError for what we can't keep a registry in.
+    """
     scheme, separator, _ = uri.partition("://")
     if uri.startswith(_SQLITE):
         path, query, options = uri.removeprefix(_SQLITE).partition("?")
         if path in ("", ":memory:"):
             raise UserError(f"tracking URI {uri!r} keeps nothing on disk; pass {DEFAULT_TRACKING_URI}")
-        return f"{_SQLITE}{Path(path).absolute()}{query}{options}"
+        return f"{_SQLITE}{(base or Path.cwd()) / path}{query}{options}"
     if scheme in ("http", "https") and _host_and_port(uri):
         return uri.rstrip("/")
     if not separator or scheme == "file":

@@ -29,7 +29,7 @@ def resolve_budget(
     *,
     max_positions: int | None = None,
 ) -> RealignConfig:
-    """`config` with the automatic fields of generate, drafter, train, evaluate and gate filled in.
+    """`config` with the automatic fields of generate, extract, drafter, train, evaluate and gate filled in.
 
     num_parameters and max_positions (context length, tokens) are the target's; num_gpus and num_cpus
     are what the cluster or the machine has. Automatic answers take a quarter of the context at most,
@@ -70,6 +70,7 @@ def _tiny() -> Automatic:
     """
     return {
         "generate": {"num_prompts": 160, "max_new_tokens": 96, "batch_size": 32},
+        "extract": {"shard_tokens": 2048},
         "drafter": {"num_layers": 2, "block_size": 8},
         "train": {"steps": 160, "batch_tokens": 1024, "anchors_per_sequence": 16},
         "evaluate": {"num_prompts": 40, "max_new_tokens": 64},
@@ -93,6 +94,7 @@ def _cpu(num_parameters: int, num_cpus: int) -> Automatic:
     speed = (135e6 / num_parameters) * (num_cpus / 2)
     return {
         "generate": {"num_prompts": _between(32, 200 * speed, 2000), "max_new_tokens": 128, "batch_size": 8},
+        "extract": {"shard_tokens": 8192},
         "drafter": {"num_layers": 2, "block_size": 8},
         "train": {
             "steps": _between(60, 375 * speed, 2000),
@@ -111,6 +113,7 @@ def _gpu(num_workers: int) -> Automatic:
     """
     return {
         "generate": {"num_prompts": None, "max_new_tokens": 2048, "batch_size": 32},
+        "extract": {"shard_tokens": 65_536},
         "drafter": {"num_layers": 5, "block_size": 16},
         "train": {"epochs": 6, "batch_tokens": 4 * 3072 * num_workers, "anchors_per_sequence": 512},
         "evaluate": {"num_prompts": 200, "max_new_tokens": 512},

@@ -148,6 +148,8 @@ def _report(prepared: Prepared, outcome: Outcome, decision: GateDecision, eviden
 
     inputs = {
         "request": prepared.request,
+        "registry": prepared.registry.tracking_uri,
+        "model": prepared.registry.name,
         "drafter": _subject(evidence).fingerprint,
         "champion": evidence.champion.fingerprint if evidence.champion else None,
         "policy": context.config.gate.model_dump(),

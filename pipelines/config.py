@@ -41,7 +41,7 @@ class GenerateSection(Section):
 class ExtractSection(Section):
     """The target's hidden states become Arrow shards."""
 
-    shard_tokens: int = Field(65_536, ge=1)
+    shard_tokens: int | None = Field(None, ge=1)
     """Tokens per shard, about; a killed extraction repeats one shard per actor at most."""
     batch_tokens: int = Field(4_096, ge=1)
     """Tokens of one forward pass, about; a longer sample passes alone."""

@@ -60,8 +60,8 @@ def gate_policy(config: RealignConfig, block_size: int) -> GatePolicy:
         min_tau = _DEFAULT_MIN_TAU if rate is None else tau_from_rate(rate, block_size)
     if min_tau > block_size:
         raise UserError(
-            f"--gate.min-tau {min_tau} can never be reached with a block size of {block_size}; "
-            "lower it or raise --drafter.block-size"
+            f"--gate.min-tau {min_tau} can never be reached with a block size of {block_size}; lower it, or "
+            "train another drafter with a larger --drafter.block-size (and --from-scratch if one serves)"
         )
     return GatePolicy(
         min_tau=min_tau,

@@ -31,7 +31,7 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
     layer_ids = tuple(planned.inputs["layer_ids"])
 
     def body(workspace: Workspace) -> dict[str, Any]:
-        tasks = _tasks(generated, context.config.extract.shard_tokens)
+        tasks = _tasks(generated, context.config.extract.shard_tokens or 65_536)
         with progress("extract", generated.artifact.meta["samples"], "samples") as bar:
             rows = work_off(
                 workspace,

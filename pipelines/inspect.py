@@ -67,9 +67,15 @@ def choose_prompts(config: RealignConfig) -> PromptSets:
     kept = [p for p in train if _text_key(p) not in asked]
     if not kept:
         raise UserError("every training prompt is also a gate prompt; pass other --prompts")
+    gate = _subset(gate, config.evaluate.num_prompts, config.seed)
+    if len(gate) < config.gate.min_prompts:
+        raise UserError(
+            f"{len(gate)} gate prompts ({source}) are too few to decide on: give at least "
+            f"{config.gate.min_prompts} with --eval-prompts, or lower --gate.min-prompts"
+        )
     return PromptSets(
         train=tuple(_subset(kept, config.generate.num_prompts, config.seed)),
-        gate=tuple(_subset(gate, config.evaluate.num_prompts, config.seed)),
+        gate=tuple(gate),
         source=f"{config.prompts or 'the shipped prompts'}; gated on {source}",
         num_contaminated=len(train) - len(kept),
     )

@@ -20,7 +20,7 @@ from pipelines.plan import Plan
 from pipelines.settled import NOT_THE_REQUEST
 
 CODE_VERSION = 1
-_SECTIONS = ("generate", "drafter", "train", "evaluate", "gate")
+_SECTIONS = ("generate", "extract", "drafter", "train", "evaluate", "gate")
 
 
 def plan(config: RealignConfig, checkpoint: Checkpoint, placement: Placement) -> Plan:

@@ -15,6 +15,7 @@ from dflash_core.artifacts import Store
 from dflash_core.checkpoint import open_checkpoint, resolve_target
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.mask_token import MaskToken, choose_mask_token
+from dflash_core.tracking import resolve_tracking_uri
 from pipelines import kept_budget, settled
 from pipelines.budget import resolve_budget
 from pipelines.config import RealignConfig
@@ -71,7 +72,7 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     gate_policy(config, shape.block_size)
     store = Store.open(_under(base, config.store))
     name = config.model_name or checkpoint.family
-    tracking_uri = config.tracking_uri or f"sqlite:///{base / DATABASE}"
+    tracking_uri = resolve_tracking_uri(config.tracking_uri or f"sqlite:///{DATABASE}", base)
     registry = Registry(tracking_uri, name)
     context = Context(config, store, checkpoint, placement, connect, on_event)
     return Prepared(

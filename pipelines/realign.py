@@ -33,8 +33,8 @@ def realign(prepared: Prepared) -> RealignResult:
     if (done := settled.find(context, registry, prepared.request, current)) is not None:
         return done
 
-    kept_budget.keep(context, prepared.asked)
     evidence = Evidence(inspected=inspect.run(context, inspect.plan(context, prompts), prompts))
+    kept_budget.keep(context, prepared.asked)
 
     champion = fetch_champion(context, registry, current) if current else None
     if champion is not None:

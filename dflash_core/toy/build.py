@@ -21,6 +21,7 @@ from dflash_core.toy.batches import IGNORED, batches
 from dflash_core.toy.question import Style
 from dflash_core.toy.shape import TINY, ToyShape, new_model
 from dflash_core.toy.tokenizer import train_tokenizer
+from dflash_core.transformers_bars import without_bars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +99,8 @@ def _new(shape: ToyShape) -> tuple[Any, Any]:
 def _open(base: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32", local_files_only=True)
+    with without_bars():
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="float32", local_files_only=True)
     return model, AutoTokenizer.from_pretrained(base, local_files_only=True)
 
 
@@ -155,15 +157,8 @@ def _answer_loss(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def _save(model: Any, tokenizer: Any, directory: Path) -> None:
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # a bar for one small file only breaks the caller's own
-    try:
+    with without_bars():
         model.save_pretrained(directory)
-    finally:
-        if shown:
-            logging.enable_progress_bar()
     tokenizer.save_pretrained(directory)
 
 

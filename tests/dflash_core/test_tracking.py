@@ -21,6 +21,8 @@ def test_a_relative_database_is_found_from_anywhere(tmp_path: Path, monkeypatch:
     assert uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert resolve_tracking_uri(uri) == uri
     assert sqlite_path(uri) == tmp_path / "mlflow.db"
+    assert resolve_tracking_uri("sqlite:///a/b.db", Path("/base")) == "sqlite:////base/a/b.db"
+    assert resolve_tracking_uri(uri, Path("/base")) == uri
 
 
 def test_a_server_is_taken_as_it_is() -> None:

@@ -127,7 +127,8 @@ def _no_turns(home: Home) -> list[str]:
 
 def _too_long(home: Home) -> list[str]:
     row = {"id": "endless", "domain": "x", "turns": ["many words " * 4000]}
-    (home.folder / "gate.jsonl").write_text(json.dumps(row) + "\n")
+    with (home.folder / "gate.jsonl").open("a") as gate:
+        gate.write(json.dumps(row) + "\n")
     return []
 
 
@@ -136,6 +137,12 @@ def _silent_server(home: Home) -> list[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return ["--tracking-uri", f"http://127.0.0.1:{port}"]
+
+
+def _few_gate_prompts(home: Home) -> list[str]:
+    lines = (home.folder / "gate.jsonl").read_text().splitlines(keepends=True)
+    (home.folder / "gate.jsonl").write_text("".join(lines[:3]))
+    return []
 
 
 def _store_is_a_file(home: Home) -> list[str]:
@@ -163,6 +170,7 @@ CASES: dict[str, tuple[Damage, list[str]]] = {
     "an empty prompt file": (_empty_prompts, ["train.jsonl"]),
     "a line that is not JSON": (_not_json, ["train.jsonl", "line 3"]),
     "a prompt without turns": (_no_turns, ["gate.jsonl", "turns"]),
+    "too few gate prompts": (_few_gate_prompts, ["3 gate prompts", "--eval-prompts", "8"]),
     "a prompt longer than the context": (_too_long, ["endless", "1024"]),
     "layer ids out of range": (lambda h: ["--drafter.target-layer-ids", "0,7"], ["[0, 7]", "0..0"]),
     "a mask token that means something": (lambda h: ["--mask-token-id", "0"], ["--mask-token-id"]),

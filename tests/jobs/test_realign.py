@@ -233,6 +233,23 @@ def _drafter_digest(home: Home, result: dict[str, Any]) -> dict[str, str]:
     return {f["name"]: f["sha256"] for f in files if f["name"].startswith("drafter/")}
 
 
+def test_an_undecided_gate_is_held_and_moves_nothing(aligned: tuple[Home, dict[str, Any]]) -> None:
+    """A threshold at the very τ that was measured: the interval lies on both sides of it."""
+    home, first = aligned
+    threshold = ("--gate.min-tau", str(first["tau"]["candidate"]))
+    arguments = home.arguments("target", "--json", "--model-name", "undecided", *threshold)
+    done = home.run("realign.py", arguments)
+    assert done.returncode == 4, done.stderr
+    result = last_json(done.stdout)
+    assert (result["outcome"], result["model"]["name"]) == ("held", "undecided")
+    # Another model's drafter is made of the same: nothing but the decision is new.
+    assert [s["name"] for s in result["stages"] if not s["cached"]] == ["gate"]
+    report = json.loads(Path(result["report"]).with_name("report.json").read_text())
+    assert report["model_name"] == "undecided"
+    model = _client(home).get_registered_model("undecided")
+    assert set(model.aliases) == {"challenger"}
+
+
 @pytest.mark.slow
 def test_a_changed_target_is_realigned_from_the_champion(
     aligned: tuple[Home, dict[str, Any]],

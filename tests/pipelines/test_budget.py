@@ -32,6 +32,7 @@ def test_every_machine_gets_a_valid_budget(
     for value in (
         config.generate.max_new_tokens,
         config.generate.batch_size,
+        config.extract.shard_tokens,
         config.drafter.num_layers,
         config.drafter.block_size,
         config.train.batch_tokens,
@@ -50,6 +51,7 @@ def test_every_machine_gets_a_valid_budget(
 def test_what_the_user_gave_stays(num_parameters: int, num_gpus: int) -> None:
     config = make(
         generate={"num_prompts": 3, "max_new_tokens": 5, "batch_size": 2},
+        extract={"shard_tokens": 21},
         drafter={"num_layers": 7, "block_size": 4},
         train={"steps": 11, "batch_tokens": 13, "anchors_per_sequence": 17},
         evaluate={"num_prompts": 19, "max_new_tokens": 23},
