@@ -130,10 +130,14 @@ class _Log:
         self._interval = interval_seconds
         self._fields = _Fields()
         self._began = self._written = time.monotonic()
+        self._start: tuple[float, int] | None = None
+        """When the first units were done, and how many: what came before was starting up."""
 
     def advance(self, count: int = 1, **fields: Field) -> None:
         self._fields.update(fields)
         self._done += count
+        if self._start is None:
+            self._start = time.monotonic(), self._done
         if time.monotonic() - self._written >= self._interval:
             self.write()
 
@@ -147,10 +151,17 @@ class _Log:
             parts.append(f"{_rate_text(fresh / seconds)} {self._unit}/s")
         if event in ("finished", "stopped"):
             parts.append(f"{_duration_text(seconds)}")
-        elif fresh and self._total is not None:
-            parts.append(f"ETA {_duration_text((self._total - self._done) * seconds / fresh)}")
+        elif (left := self._seconds_left(now)) is not None:
+            parts.append(f"ETA {_duration_text(left)}")
         parts += [f"{name} {text}" for name, text in self._fields.texts().items()]
         say(" · ".join(parts))
+
+    def _seconds_left(self, now: float) -> float | None:
+        """At the rate since the first units were done; None before there is one."""
+        if self._total is None or self._start is None:
+            return None
+        began, done = self._start
+        return (self._total - self._done) * (now - began) / (self._done - done) if self._done > done else None
 
 
 def _rate_text(rate: float) -> str:

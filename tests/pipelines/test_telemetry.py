@@ -25,10 +25,12 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_log_has_start_progress_with_rate_and_eta_and_end(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("generate", 1_200, "prompts", log_interval_seconds=0) as bar:
-        bar.advance(600, tokens=4_000, loss=0.51234)
+        bar.advance(200, tokens=1_000, loss=0.6)
+        bar.advance(400, tokens=3_000, loss=0.51234)
         bar.advance(600, tokens=5_000, loss=0.25)
-    started, half, full, finished = lines(capsys)
+    started, first, half, full, finished = lines(capsys)
     assert started == "generate: started 0/1,200 prompts"
+    assert "ETA" not in first
     assert re.fullmatch(
         r"generate: 600/1,200 prompts · \S+ prompts/s · ETA \d+s · tokens 4,000 · loss 0.5123", half
     )
@@ -36,6 +38,20 @@ def test_a_log_has_start_progress_with_rate_and_eta_and_end(capsys: pytest.Captu
     assert re.fullmatch(
         r"generate: finished 1,200/1,200 prompts · \S+ prompts/s · \d+s · tokens 9,000 · loss 0.25", finished
     )
+
+
+def test_the_eta_leaves_out_what_starting_up_took(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipelines.telemetry.time.monotonic", lambda: now)
+    with progress("evaluate", 41, "prompts", log_interval_seconds=0) as bar:
+        now = 20.0
+        bar.advance(1)
+        now = 24.0
+        bar.advance(10)
+        bar.advance(30)
+    assert "ETA 12s" in lines(capsys)[2]
 
 
 def test_a_log_is_quiet_between_intervals(capsys: pytest.CaptureFixture[str]) -> None:
