@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_TILE = 128
+"""Queries, and keys, in one tile of flex attention's mask; its kernels' own default."""
 _CHUNK_QUERIES = 128
 """Queries (anchors x block) in one CPU chunk: small enough that little of the chunk's own
 [queries, queries] square is wasted, large enough to amortize a kernel call."""
@@ -187,21 +192,64 @@ def _flex(
     causal: bool,
     window: int | None,
 ) -> Tensor:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def mask_mod(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return visible(layout, query, key, causal=causal, window=window)
+    from torch.nn.attention.flex_attention import flex_attention
 
     keys, values = torch.cat([k_context, k_block], dim=1), torch.cat([v_context, v_block], dim=1)
     masks = layout.__dict__.setdefault("_block_masks", {})
     if (causal, window) not in masks:
-        masks[causal, window] = create_block_mask(
-            mask_mod, None, None, q.shape[1], keys.shape[1], device=str(q.device)
-        )
+        masks[causal, window] = _block_mask(layout, causal=causal, window=window)
     eager = cast("Callable[..., Tensor]", flex_attention)
     attend = _compiled(eager) if q.is_cuda else eager
     grouped = q.shape[0] != keys.shape[0]
     return attend(q[None], keys[None], values[None], block_mask=masks[causal, window], enable_gqa=grouped)[0]
+
+
+def _block_mask(layout: AnchorLayout, *, causal: bool, window: int | None) -> BlockMask:
+    """The mask for flex attention, its tiles found from the layout.
+
+    torch's `create_block_mask` would evaluate the mask at every entry: tens of GB at the paper's sizes.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    # A tensor, since the compiler would take a number for a constant and compile anew for every batch.
+    context = torch.tensor(layout.context_length, device=layout.positions.device)
+    traced = replace(layout, context_length=cast("int", context))
+
+    def mask_mod(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return visible(traced, query, key, causal=causal, window=window)
+
+    tiles = visible_tiles(layout, window=window)
+    queries = layout.num_anchors * layout.block_size
+    return BlockMask.from_kv_blocks(
+        tiles.sum(dim=-1, dtype=torch.int32)[None, None],
+        tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)[None, None],
+        BLOCK_SIZE=_TILE,
+        mask_mod=mask_mod,
+        seq_lengths=(queries, layout.context_length + queries),
+    )
+
+
+def visible_tiles(layout: AnchorLayout, *, window: int | None) -> Tensor:
+    """[query tiles, key tiles] int: not 0 where a tile of the mask may have something to see."""
+    size, device = layout.block_size, layout.positions.device
+    index = torch.arange(layout.num_anchors, device=device)
+    num_queries = layout.num_anchors * size
+    edges = torch.arange(0, layout.context_length + num_queries, _TILE, device=device)
+
+    def touched(low: Tensor, high: Tensor) -> Tensor:
+        """[anchors, key tiles]: whether keys low..high-1 reach into a tile."""
+        low, high = low[:, None], high[:, None]
+        return (edges < high) & (edges + _TILE > low) & (low < high)
+
+    seen_from = 0 if window is None else (layout.positions - window + 1).clamp_min(0)
+    own = layout.context_length + index * size
+    by_anchor = touched(layout.doc_starts + seen_from, layout.doc_starts + layout.positions)
+    by_anchor = (by_anchor | touched(own, own + size)).int()
+    tiles = torch.zeros(-(-num_queries // _TILE), len(edges), dtype=torch.int32, device=device)
+    first, last = index * size // _TILE, (index * size + size - 1) // _TILE
+    for step in range((size - 1) // _TILE + 2):  # a block's queries may lie across tiles
+        tiles.index_add_(0, torch.minimum(first + step, last), by_anchor)
+    return (tiles > 0).int()
 
 
 @functools.cache

@@ -73,6 +73,38 @@ def test_the_flex_mask_of_gpus_equals_the_dense_mask(
     assert (output - _dense(tensors, layout, causal, window)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("window", [None, 3, 60])
+@pytest.mark.parametrize("size", [3, 16, 128, 200])
+def test_the_tiles_are_those_with_something_to_see(size: int, window: int | None) -> None:
+    torch.manual_seed(1)
+    starts, positions, offset = [], [], 0
+    for length in (300, 1, 150):
+        chosen = torch.randperm(length)[:20].sort().values
+        starts.append(torch.full_like(chosen, offset))
+        positions.append(chosen)
+        offset += length
+    layout = AnchorLayout(torch.cat(starts), torch.cat(positions), size, offset)
+    mask = attention.dense_mask(layout, causal=False, window=None if window is None else window)
+    rows, columns = (-(-n // 128) for n in mask.shape)
+    padded = torch.zeros(rows * 128, columns * 128, dtype=torch.bool)
+    padded[: mask.shape[0], : mask.shape[1]] = mask
+    expected = padded.view(rows, 128, columns, 128).any(dim=3).any(dim=1)
+    found = attention.visible_tiles(layout, window=window).bool()
+    assert not (expected & ~found).any()
+    if window is None:
+        assert torch.equal(found, expected)
+
+
+def test_the_flex_mask_costs_little_at_the_papers_sizes() -> None:
+    """4 x 512 anchors of 16 over 4 x 3,072 tokens: entry by entry the mask is 1.5 billion long."""
+    positions = torch.arange(512).repeat(4) * 6
+    starts = torch.arange(4).repeat_interleave(512) * 3072
+    layout = AnchorLayout(starts, positions, 16, 4 * 3072)
+    mask = attention._block_mask(layout, causal=False, window=None)
+    assert mask.kv_indices.shape == (1, 1, 256, 352)
+    assert mask.sparsity() > 90
+
+
 @pytest.mark.parametrize(("causal", "window"), KINDS)
 def test_the_mask_says_what_the_paper_says(layout: AnchorLayout, causal: bool, window: int | None) -> None:
     """Entry by entry, from the words: strictly earlier context of the same document, and the own block."""
