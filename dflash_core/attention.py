@@ -211,7 +211,7 @@ def _block_mask(layout: AnchorLayout, *, causal: bool, window: int | None) -> Bl
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    # A tensor, since the compiler would take a number for a constant and compile anew for every batch.
+    # A tensor, as everything else that differs from batch to batch: a number would be a constant at first.
     context = torch.tensor(layout.context_length, device=layout.positions.device)
     traced = replace(layout, context_length=cast("int", context))
 

@@ -105,6 +105,27 @@ def test_the_flex_mask_costs_little_at_the_papers_sizes() -> None:
     assert mask.sparsity() > 90
 
 
+def test_the_compiler_takes_batch_after_batch_without_compiling_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only its tracing is real here, and how often it is asked to: CPUs have no kernel to compile."""
+    from torch._dynamo.testing import CompileCounter
+    from torch.nn.attention import flex_attention as flex
+
+    counter, frames = CompileCounter(), []
+    compiled = torch.compile(flex.flex_attention, dynamic=True, backend=counter)
+    monkeypatch.setattr(flex, "flex_attention", compiled)
+    for count in (3, 4, 5, 2):
+        starts = torch.arange(count).repeat_interleave(9) * 30
+        layout = AnchorLayout(starts, torch.arange(9).repeat(count) * 3, 16, 30 * count)
+        tensors = [t.detach() for t in _tensors(layout, torch.float32)]
+        with torch.no_grad():
+            output = attention._flex(*tensors, layout, causal=False, window=None)
+        assert (output - _dense(tensors, layout, False, None)).abs().max() < 1e-5
+        frames.append(counter.frame_count)
+    assert frames[1] == frames[3]
+
+
 @pytest.mark.parametrize(("causal", "window"), KINDS)
 def test_the_mask_says_what_the_paper_says(layout: AnchorLayout, causal: bool, window: int | None) -> None:
     """Entry by entry, from the words: strictly earlier context of the same document, and the own block."""
