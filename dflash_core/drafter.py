@@ -9,7 +9,6 @@ target's, frozen. Names of parameters are those of the published checkpoints.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,11 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
 from dflash_core.attention import AnchorLayout, anchored_attention, block_attention
 from dflash_core.drafter_config import DrafterConfig, read_drafter_config
 from dflash_core.errors import UserError
+from dflash_core.rotary import Rotary
 
 if TYPE_CHECKING:
     from dflash_core.target_weights import TargetWeights
@@ -159,20 +158,6 @@ class DraftLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class _Rotary(Qwen3RotaryEmbedding):
-    """Keeps its frequencies in fp32 when the drafter is cast, as `from_pretrained` does for the target.
-
-    Rounded to bf16 they would be off by up to 0.4 %, hence by whole turns at a few thousand tokens.
-    """
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Rotary:
-        exact = dict(self.named_buffers())
-        super()._apply(fn, recurse)
-        for name, buffer in exact.items():
-            setattr(self, name, buffer.to(getattr(self, name).device))
-        return self
-
-
 class Drafter(nn.Module):
     """The block-diffusion drafter. Run it with `train_blocks` (many anchors) or `draft_block` (one)."""
 
@@ -183,7 +168,7 @@ class Drafter(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config, i) for i in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary = _Rotary(_rotary_config(config))
+        self.rotary = Rotary(config)
 
     def _rope(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.rotary(like[None], positions[None])
@@ -237,17 +222,6 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rope
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def _rotary_config(config: DrafterConfig) -> Qwen3Config:
-    """The part of transformers' configuration that its RoPE (and every scaling of it) reads."""
-    return Qwen3Config(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_positions,
-        rope_parameters=dict(config.rope_parameters),
-    )
 
 
 def new_drafter(config: DrafterConfig, *, start: TargetWeights | None, seed: int) -> Drafter:

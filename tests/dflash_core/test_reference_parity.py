@@ -35,6 +35,19 @@ CONFIGURATIONS = {
         "layer_types": ("sliding_attention", "full_attention"),
         "sliding_window": 9,
     },
+    "block 8, yarn": {
+        "block_size": 8,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "rope_theta": 10_000.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "block 8, dynamic RoPE": {
+        "block_size": 8,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0},
+    },
     "block 16, scaled RoPE": {
         "block_size": 16,
         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
