@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from dflash_core import gate_checks as checks
-from dflash_core.statistics import bootstrap_ratio, bootstrap_tau
+from dflash_core.statistics import bootstrap_ratio, bootstrap_tau, pairing_problem
 from dflash_core.types import AcceptanceReport, GateCheck, GateDecision, Interval, Verdict
 
 
@@ -65,13 +65,19 @@ def decide(
     return _decision(candidate, asked, tau, _tau(champion, policy), ratio, policy)
 
 
-def still_fits(champion: AcceptanceReport, promised_tau: float, policy: GatePolicy) -> GateDecision:
+def still_fits(
+    champion: AcceptanceReport,
+    promised_tau: float,
+    policy: GatePolicy,
+    at_promotion: AcceptanceReport | None = None,
+) -> GateDecision:
     """Whether the drafter that serves fits a new target as it is; only PASS certifies, all else realigns.
 
-    `tau_candidate` of the decision is the champion's τ on the new target. `promised_tau` is the τ it was
-    promoted with, on another target's text, so nothing can be paired: it is taken as a fixed number, and
-    the whole interval measured now has to lie above (1 - certify_loss) times it. Raises ValueError for a
-    promise that no drafter can have made.
+    `tau_candidate` of the decision is the champion's τ on the new target. `at_promotion` is what was
+    measured when it was promoted: on the same prompts, decoded alike, the two are paired, and the whole
+    interval of their ratio has to lie above 1 - certify_loss. Otherwise `promised_tau`, the τ it was
+    promoted with, is taken as a fixed number, and the whole interval measured now has to lie above
+    (1 - certify_loss) times it. Raises ValueError for a promise that no drafter can have made.
     """
     if not (math.isfinite(promised_tau) and promised_tau >= 1):
         raise ValueError(f"a promised τ of {promised_tau} is no number from 1 on: measure the champion again")
@@ -80,9 +86,24 @@ def still_fits(champion: AcceptanceReport, promised_tau: float, policy: GatePoli
         checks.enough_prompts(champion, policy.min_prompts),
         checks.all_lossless([champion]),
         checks.floor(tau, policy.min_tau),
-        checks.promise_kept(tau, promised_tau, policy.certify_loss),
+        _promise(champion, tau, promised_tau, at_promotion, policy),
     ]
     return _decision(champion, asked, tau, None, None, policy)
+
+
+def _promise(
+    now: AcceptanceReport,
+    tau: Interval,
+    promised_tau: float,
+    then: AcceptanceReport | None,
+    policy: GatePolicy,
+) -> GateCheck:
+    """Paired where it can be: pairing takes out what makes a prompt easy or hard for any drafter."""
+    paired = then is not None and not pairing_problem(now, then) and not checks.decoding_problem(now, then)
+    if then is None or not paired or not now.rounds or not then.rounds:
+        return checks.promise_kept(tau, promised_tau, policy.certify_loss)
+    ratio = bootstrap_ratio(now, then, policy.confidence, policy.num_resamples, policy.seed)
+    return checks.promise_kept_paired(ratio, policy.certify_loss)
 
 
 def one_sentence(decision: GateDecision) -> str:

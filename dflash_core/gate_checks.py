@@ -14,6 +14,7 @@ from dflash_core.types import AcceptanceReport, GateCheck, Interval, Verdict
 ACCEPTANCE_FLOOR = "acceptance floor"
 NOT_WORSE = "not worse than champion"
 PROMISE_KEPT = "promise kept"
+PROMISE_KEPT_PAIRED = "promise kept, prompt by prompt"
 NOT_MEASURED = Interval(0.0, 0.0, 0.0)
 """τ of a report without a verify round: no real τ is below 1, and every threshold fails it."""
 
@@ -80,6 +81,24 @@ def promise_kept(tau: Interval, promised: float, loss: float) -> GateCheck:
     return _tau_check(PROMISE_KEPT, tau, least, required, words)
 
 
+def promise_kept_paired(ratio: Interval, loss: float) -> GateCheck:
+    """A champion on a new target against itself at its promotion, on the same prompts."""
+    least = 1 - loss
+    verdict = _side(ratio, least)
+    why = {
+        Verdict.PASS: "on the same prompts, even the low end of the interval is within the allowed loss",
+        Verdict.FAIL: "the drafter has lost more on this target than it may, so it is realigned",
+        Verdict.INCONCLUSIVE: "whether the drafter has lost more than it may is unclear, so it is realigned",
+    }[verdict]
+    required = f"at least {least:.3g} times the τ of its promotion"
+    return GateCheck(PROMISE_KEPT_PAIRED, verdict, f"{show(ratio)} times", required, why, ratio, least)
+
+
+def decoding_problem(one: AcceptanceReport, other: AcceptanceReport) -> str | None:
+    """Why two reports were not decoded alike; None if they were."""
+    return None if _decoding(one) == _decoding(other) else "the decoding settings differ"
+
+
 def not_worse(ratio: Interval | None, problem: str | None, loss: float) -> GateCheck:
     """A candidate against the champion; without a `ratio`, `problem` says why there is none."""
     least = 1 - loss
@@ -122,7 +141,7 @@ def comparable(candidate: AcceptanceReport, champion: AcceptanceReport) -> list[
             "same decoding settings",
             _decoding(candidate),
             _decoding(champion),
-            None if _decoding(candidate) == _decoding(champion) else "the decoding settings differ",
+            decoding_problem(candidate, champion),
         ),
     ]
 

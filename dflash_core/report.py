@@ -27,6 +27,8 @@ class RealignReport:
     drafter_fingerprint: str
     """Of the drafter that the decision is about."""
     decision: GateDecision
+    not_certified: GateDecision | None
+    """Why the champion could not stay as it is; None where it was not asked, or could."""
     candidate: AcceptanceReport | None
     """The new drafter; None when nothing was trained."""
     champion: AcceptanceReport | None
@@ -59,6 +61,7 @@ def to_json(report: RealignReport) -> dict[str, Any]:
         "target": {"path": report.target_path, "fingerprint": report.target_fingerprint},
         "drafter_fingerprint": report.drafter_fingerprint,
         "decision": asdict(report.decision),
+        "not_certified": asdict(report.not_certified) if report.not_certified else None,
         "candidate": summary_json(report.candidate) if report.candidate else None,
         "champion": summary_json(report.champion) if report.champion else None,
         "stages": [

@@ -20,7 +20,7 @@ from dflash_core.acceptance import (
 )
 from dflash_core.fingerprint import SHORT
 from dflash_core.gate import one_sentence
-from dflash_core.gate_checks import ACCEPTANCE_FLOOR, NOT_WORSE, PROMISE_KEPT
+from dflash_core.gate_checks import ACCEPTANCE_FLOOR, NOT_WORSE, PROMISE_KEPT, PROMISE_KEPT_PAIRED
 from dflash_core.report import RealignReport
 from dflash_core.report_rows import (
     Measured,
@@ -90,6 +90,9 @@ def render(report: RealignReport) -> str:
         promise=next((c for c in report.decision.checks if c.name == PROMISE_KEPT), None),
         cards=[_card(one, report, top) for one in measured],
         checks=[_check(check) for check in report.decision.checks],
+        not_certified=[_check(check) for check in report.not_certified.checks]
+        if report.not_certified
+        else [],
         measured=measured,
         curves=[acceptance_by_position(one.acceptance) for one in measured],
         position_chart=_position_chart(measured),
@@ -137,13 +140,23 @@ def _card(one: Measured, report: RealignReport, top: float) -> dict[str, Any]:
 
 
 def _ratio_card(report: RealignReport) -> dict[str, Any] | None:
-    check = next((c for c in report.decision.checks if c.name == NOT_WORSE), None)
+    wanted = (NOT_WORSE, PROMISE_KEPT_PAIRED)
+    check = next((c for c in report.decision.checks if c.name in wanted), None)
     if check is None or check.interval is None or check.threshold is None:
         return None
+    against_itself = check.name == PROMISE_KEPT_PAIRED
     ends = (min(0.9, check.interval.low * 0.95), max(1.1, check.interval.high * 1.05))
     words = f"{_show(check.interval)} times, at least {check.threshold:.3g} allowed"
     strip = charts.interval_strip(check.interval, check.threshold, "ratio", ends, words)
-    return {"interval": check.interval, "least": check.threshold, "strip": strip}
+    return {
+        "title": "Now over its promotion" if against_itself else "New over champion",
+        "decoded": "The drafter decoded the same {} prompts on both targets"
+        if against_itself
+        else "Both drafters decoded the same {} prompts",
+        "interval": check.interval,
+        "least": check.threshold,
+        "strip": strip,
+    }
 
 
 def _check(check: GateCheck) -> dict[str, Any]:

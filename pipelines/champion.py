@@ -35,6 +35,11 @@ class Champion:
         return float(self.registered.tags[t.TAU])
 
     @property
+    def promised_target(self) -> str:
+        """Fingerprint of the target on which the gate measured that."""
+        return self.registered.tags[t.TARGET_FINGERPRINT]
+
+    @property
     def subject(self) -> Subject:
         return Subject("champion", self.artifact, self.fingerprint, self.drafter.block_size)
 

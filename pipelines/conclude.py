@@ -27,7 +27,7 @@ from pipelines.registry import RegisteredDrafter
 from pipelines.result import RealignResult, StageSummary
 from pipelines.stage import StageResult
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Evidence:
     stages: tuple[StageResult, ...] = ()
     champion: Champion | None = None
     champion_report: AcceptanceReport | None = None
+    not_certified: GateDecision | None = None
     corpus: StageResult | None = None
     features: StageResult | None = None
     trained: StageResult | None = None
@@ -132,6 +133,7 @@ def _report(prepared: Prepared, outcome: Outcome, decision: GateDecision, eviden
             target_fingerprint=context.checkpoint.fingerprint,
             drafter_fingerprint=_subject(evidence).fingerprint,
             decision=decision,
+            not_certified=evidence.not_certified,
             candidate=evidence.candidate_report,
             champion=evidence.champion_report,
             stages=tuple((s.name, s.identity, s.seconds, s.cached) for s in evidence.all_stages),

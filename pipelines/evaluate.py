@@ -87,6 +87,16 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
     return plan(context, gate_prompts, subject.fingerprint).run(context, body)
 
 
+def at_promotion(
+    context: Context, gate_prompts: str, drafter_fingerprint: str, target_fingerprint: str
+) -> AcceptanceReport | None:
+    """What these prompts gave on the target that the drafter was promoted for, if this store has it."""
+    here = plan(context, gate_prompts, drafter_fingerprint)
+    then = Plan(here.name, {**here.inputs, "target": target_fingerprint}, here.code_version)
+    artifact = context.store.artifact(then.name, then.identity)
+    return None if artifact is None else _read(artifact)
+
+
 def _decoding(context: Context) -> dict[str, Any]:
     options = context.config.evaluate
     return {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
@@ -94,7 +104,11 @@ def _decoding(context: Context) -> dict[str, Any]:
 
 def acceptance(evaluated: StageResult) -> AcceptanceReport:
     """What an evaluate stage measured."""
-    return from_json(json.loads(evaluated.artifact.local("acceptance.json").read_text(encoding="utf-8")))
+    return _read(evaluated.artifact)
+
+
+def _read(artifact: Artifact) -> AcceptanceReport:
+    return from_json(json.loads(artifact.local("acceptance.json").read_text(encoding="utf-8")))
 
 
 def _result(row: Row) -> PromptResult:

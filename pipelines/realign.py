@@ -6,7 +6,9 @@ inspect -> evaluate champion (if any) -> certified, or: generate -> extract -> t
 
 from __future__ import annotations
 
-from dflash_core.gate import decide, still_fits
+from dataclasses import replace
+
+from dflash_core.gate import decide, one_sentence, still_fits
 from dflash_core.types import Outcome, Verdict
 from pipelines import evaluate, extract, generate, inspect, kept_budget, settled, train
 from pipelines.champion import fetch_champion
@@ -14,6 +16,7 @@ from pipelines.conclude import Evidence, conclude, finish_promotion
 from pipelines.drafters import candidate_of, gate_policy
 from pipelines.prepare import Prepared
 from pipelines.result import RealignResult
+from pipelines.telemetry import say
 
 _OUTCOMES = {
     Verdict.PASS: Outcome.PROMOTED,
@@ -42,9 +45,16 @@ def realign(prepared: Prepared) -> RealignResult:
         evidence = evidence.with_champion(champion, measured)
     if champion is not None and not context.config.from_scratch:
         policy = gate_policy(context.config, champion.drafter.block_size)
-        decision = still_fits(evaluate.acceptance(measured), champion.promised_tau, policy)
+        then = evaluate.at_promotion(
+            context, prompts.gate_fingerprint, champion.fingerprint, champion.promised_target
+        )
+        decision = still_fits(evaluate.acceptance(measured), champion.promised_tau, policy, then)
         if decision.verdict is Verdict.PASS:
             return conclude(prepared, Outcome.CERTIFIED, decision, evidence)
+        say(
+            f"the champion, version {champion.registered.version}, is not certified. {one_sentence(decision)}"
+        )
+        evidence = replace(evidence, not_certified=decision)
 
     parent = champion if champion is not None and not context.config.from_scratch else None
     shape = parent.drafter if parent else prepared.shape

@@ -11,7 +11,7 @@ import pytest
 from dflash_core.gate import GatePolicy, decide, one_sentence, still_fits
 from dflash_core.statistics import bootstrap_ratio, bootstrap_tau
 from dflash_core.types import AcceptanceReport, GateDecision, Interval, Verdict
-from tests.dflash_core.acceptance_samples import constant, drawn, prompt, report
+from tests.dflash_core.acceptance_samples import constant, drawn, drawn_pair, prompt, report
 
 PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
 POLICY = GatePolicy(min_tau=1.1, num_resamples=500)
@@ -174,6 +174,20 @@ def test_uncertainty_does_not_certify() -> None:
     assert unsure.verdict is INCONCLUSIVE
     assert "realigned" in one_sentence(unsure)
     assert still_fits(champion, promised, replace(POLICY, certify_loss=0.5)).verdict is PASS
+
+
+def test_on_the_same_prompts_the_champion_is_compared_with_itself() -> None:
+    """Prompts that differ widely leave a wide τ, yet the same drafter on the same target has lost nothing."""
+    then, now = drawn_pair(np.random.default_rng(3), num_prompts=24, skills=(0.6, 0.6))
+    promised = bootstrap_tau(then, num_resamples=500).estimate
+    assert still_fits(then, promised, POLICY).verdict is not PASS
+    decision = still_fits(then, promised, POLICY, then)
+    assert decision.verdict is PASS
+    assert decision.checks[-1].interval == Interval(1.0, 1.0, 1.0)
+    assert still_fits(worse(then, every=1), promised, POLICY, then).verdict is FAIL
+    # Other prompts, or decoded otherwise: only the number that was promised is left.
+    for other in (replace(then, prompts=then.prompts[:-1]), replace(then, max_new_tokens=7)):
+        assert still_fits(now, promised, POLICY, other).checks[-1].name == "promise kept"
 
 
 @pytest.mark.parametrize("promised", [float("nan"), float("inf"), 0.0])

@@ -39,6 +39,7 @@ def realign(
         target_fingerprint="a" * 64,
         drafter_fingerprint="d" * 64,
         decision=decision,
+        not_certified=None,
         candidate=candidate,
         champion=champion,
         stages=(
@@ -68,6 +69,16 @@ def first_drafter() -> RealignReport:
 def certified() -> RealignReport:
     champion = constant(2)
     return realign(Outcome.CERTIFIED, still_fits(champion, 3.0, POLICY), None, champion, model_version=3)
+
+
+def certified_in_pairs() -> RealignReport:
+    now, then = constant(2), constant(2)
+    decision = still_fits(now, 3.0, POLICY, then)
+    return realign(Outcome.CERTIFIED, decision, None, now, model_version=3)
+
+
+def not_certified() -> RealignReport:
+    return replace(both(), not_certified=still_fits(constant(1), 3.0, POLICY))
 
 
 def nothing_measured() -> RealignReport:
@@ -100,6 +111,8 @@ ALL = {
     "rejected": lambda: replace(both(0.3, 0.7), outcome=Outcome.REJECTED),
     "first": first_drafter,
     "certified": certified,
+    "certified in pairs": certified_in_pairs,
+    "not certified": not_certified,
     "nothing": nothing_measured,
     "hostile": hostile,
 }
