@@ -105,7 +105,7 @@ class DrafterConfig:
         return self.sliding_window if self.layer_types[layer] == "sliding_attention" else None
 
     def to_json(self) -> dict[str, Any]:
-        """The published layout, which vLLM, SGLang and z-lab's package read unchanged."""
+        """The published layout, which z-lab's package reads unchanged."""
         rope = dict(self.rope_parameters)
         scaled = rope.get("rope_type", "default") != "default"
         data = {
@@ -187,11 +187,19 @@ class DrafterConfig:
             raise UserError(f"{where}: {error}; pass a drafter in the published DFlash layout") from None
 
 
+def _where_else(directory: Path) -> str:
+    if (directory / "drafter" / "config.json").is_file():
+        return f"pass {directory / 'drafter'}"
+    if str(directory).startswith("models:"):
+        return "download it with mlflow.artifacts.download_artifacts and pass the directory"
+    return "pass a drafter directory"
+
+
 def read_drafter_config(directory: Path) -> DrafterConfig:
     """Read `directory/config.json`. Raises UserError if it is not a DFlash drafter's."""
     path = directory / "config.json"
     if not path.is_file():
-        raise UserError(f"{directory} holds no config.json; pass a drafter directory")
+        raise UserError(f"{directory} holds no config.json; {_where_else(directory)}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

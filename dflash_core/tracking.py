@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from dflash_core.errors import UserError
 
-DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
+DEFAULT_TRACKING_URI = "sqlite:///dflash-mlflow.db"
+"""In the working folder; where jobs write and the dashboard reads when nothing else is said."""
 PROBE_SECONDS = 5.0
 """How long a server may take to answer, and a database to be unlocked."""
 

@@ -28,4 +28,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_job(main, after_interrupt="the demo starts over when it is run again")

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     from pipelines.events import narrate
     from pipelines.prepare import prepare
 
-    prepared = prepare(config, narrate)
+    prepared = prepare(config, narrate, make_store=not options.dry_run)
     if options.dry_run:
         from pipelines.dry_run import describe
 

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from dflash_core.errors import DFlashError, ExitCode, UserError
 from pipelines.fields import ConfigField, config_fields
+from pipelines.openmp import spin_briefly
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -53,19 +54,25 @@ def parse(
         raise UserError(_explain(error, fields, given, file)) from None
 
 
-def run_job(main: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
+def run_job(
+    main: Callable[[list[str]], int],
+    argv: Sequence[str] | None = None,
+    *,
+    after_interrupt: str = "run the same command again to continue",
+) -> NoReturn:
     """Run a job's `main` on `argv` (default: the process's) and exit as `ExitCode` says.
 
     A DFlashError is one line on stderr; Ctrl-C exits 130; anything else is our own fault and keeps its
     traceback.
     """
+    spin_briefly()
     try:
         code = main(list(sys.argv[1:] if argv is None else argv))
     except DFlashError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to continue", file=sys.stderr)
+        print(f"interrupted; {after_interrupt}", file=sys.stderr)
         code = INTERRUPTED
     except Exception:  # noqa: BLE001 - the last resort of a process
         traceback.print_exc()

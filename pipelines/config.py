@@ -100,8 +100,8 @@ class TrainSection(Section):
     """Decay of the loss along the block; unset: 7, 5, 4 for block 16, 10, 8, and in between."""
     num_workers: int = Field(1, ge=1)
     """Ray Train workers, one GPU each where there are GPUs."""
-    checkpoint_every: int = Field(100, ge=1)
-    """Steps between checkpoints; a killed training continues from the last one."""
+    checkpoint_every: int | None = Field(None, ge=1)
+    """Steps between checkpoints of a training, which a rerun continues; unset: an eighth of it, at most 100."""
 
     @model_validator(mode="after")
     def _one_duration(self) -> TrainSection:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
 from dflash_core.errors import UserError
 from dflash_core.prompts import write_prompts
-from dflash_core.toy.build import build_toy_target
+from dflash_core.toy.build import CHANGED_STEPS, build_toy_target
 from dflash_core.toy.texts import toy_prompts
 from dflash_core.types import Outcome
 from pipelines.config import RealignConfig
 from pipelines.events import narrate
-from pipelines.prepare import DATABASE, prepare
+from pipelines.prepare import prepare
 from pipelines.realign import realign
 from pipelines.result import RealignResult
 from pipelines.telemetry import progress, say
 
 _MARKER = ".dflash-demo"
+_DATABASE = "dflash-mlflow.db"
 _NUM_TRAIN, _NUM_GATE = 160, 40
 _TARGET_STEPS = 600
 """Fewer than the toy's own default: the story needs a target with habits, not a clever one."""
@@ -50,6 +53,7 @@ def _fresh_folder(home: Path) -> Path:
     if home.exists():
         if not (home / _MARKER).exists():
             raise UserError(f"{home} exists and is no earlier demo's; pass another --folder")
+        say(f"replacing the earlier demo in {home}")
         shutil.rmtree(home)
     home.mkdir(parents=True)
     (home / _MARKER).touch()
@@ -58,12 +62,13 @@ def _fresh_folder(home: Path) -> Path:
 
 def _build(path: Path, base: Path | None) -> None:
     style = "plain" if base is None else "changed"
-    with progress(f"train {path.name}", None, "steps") as bar:
+    steps = _TARGET_STEPS if base is None else CHANGED_STEPS
+    with progress(f"train {path.name}", steps, "steps") as bar:
         build_toy_target(
             path,
             style=style,  # type: ignore[arg-type]
             base=base,
-            steps=_TARGET_STEPS if base is None else None,
+            steps=steps,
             seed=0 if base is None else 1,
             progress=lambda _step, _total, loss: bar.advance(1, loss=loss),
         )
@@ -75,7 +80,7 @@ def _realign(home: Path, target: str) -> RealignResult:
         prompts=home / "train.jsonl",
         eval_prompts=home / "gate.jsonl",
         store=str(home / "store"),
-        tracking_uri=f"sqlite:///{home / DATABASE}",
+        tracking_uri=f"sqlite:///{home / _DATABASE}",
     )
     return realign(prepare(config, narrate))
 
@@ -91,6 +96,8 @@ def _story(home: Path, first: RealignResult, second: RealignResult, seconds: flo
         row("changed target, realigned", second.tau_candidate, _note(second)),
     )
     table = "\n".join(rows)
+    python = os.path.relpath(sys.executable)
+    python = sys.executable if python.startswith("..") else python
     return f"""
 Mean acceptance length τ (tokens per verify round of the target; plain decoding is 1):
 
@@ -99,9 +106,9 @@ Mean acceptance length τ (tokens per verify round of the target; plain decoding
 It took {seconds:.0f} s. Where to look next:
 
   report      {second.report}
-  dashboard   python -m dashboards --tracking-uri sqlite:///{home / DATABASE}
+  dashboard   {python} -m dashboards --tracking-uri sqlite:///{home / _DATABASE}
   drafter     models:/{name}@champion
-  your own    python jobs/realign.py --target path/to/checkpoint
+  your own    {python} jobs/realign.py --target path/to/checkpoint
 """
 
 

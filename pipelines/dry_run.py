@@ -62,12 +62,15 @@ class DryRun:
             f"at most    {self.tokens:,} generated tokens, {self.feature_bytes / 1e6:,.1f} MB of features",
         ]
         if self.settled is not None:
-            lines.append(f"nothing to do: this request is settled ({self.settled})")
+            return "\n".join([*lines, f"nothing to do: this request is settled ({self.settled})"])
         for stage in self.stages:
             state = "cached " if stage.cached else "to run "
             identity = stage.identity[:SHORT] if stage.identity else "-" * SHORT
             lines.append(f"  {state} {stage.name:<19} {identity}  {stage.size}")
         return "\n".join(lines)
+
+
+_STARTS = {"target": "the target's own layers", "random": "random weights"}
 
 
 def describe(prepared: Prepared) -> DryRun:
@@ -105,7 +108,7 @@ def describe(prepared: Prepared) -> DryRun:
     add("extract", extracted, f"at most {feature_bytes / 1e6:,.1f} MB")
     trained = train.plan(context, extracted.identity, shape, parent) if shape and extracted else None
     duration = f"{config.train.epochs} epochs" if config.train.epochs else f"{config.train.steps} steps"
-    start = "the champion" if current and not config.from_scratch else config.drafter.init
+    start = "the champion" if current and not config.from_scratch else _STARTS[config.drafter.init]
     add("train", trained, f"{duration}, from {start}")
     add("evaluate candidate", None, gate)
     add("gate", None, "report")

@@ -66,7 +66,9 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
                 [{"name": f"prompt-{i:05d}", "prompt": i} for i in range(num_prompts)],
                 context.placement,
                 context.connect,
-                lambda row: bar.advance(1, tokens=sum(row["emitted"]), rounds=len(row["emitted"])),
+                lambda row, fresh: bar.advance(
+                    1, fresh=fresh, tokens=sum(row["emitted"]), rounds=len(row["emitted"])
+                ),
             )
         report = AcceptanceReport(
             block_size=subject.block_size,

@@ -47,7 +47,9 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
                 tasks,
                 context.placement,
                 context.connect,
-                lambda row: bar.advance(row["samples"], tokens=row["tokens"], bytes=row["bytes"]),
+                lambda row, fresh: bar.advance(
+                    row["samples"], fresh=fresh, tokens=row["tokens"], bytes=row["bytes"]
+                ),
             )
         totals = {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "bytes", "seconds")}
         return {

@@ -48,7 +48,7 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
                 _tasks(num_prompts, config.generate.batch_size or 8, config.seed),
                 context.placement,
                 context.connect,
-                lambda row: bar.advance(row["prompts"], tokens=row["tokens"]),
+                lambda row, fresh: bar.advance(row["prompts"], fresh=fresh, tokens=row["tokens"]),
             )
         if not any(row["tokens"] > row["samples"] for row in rows):
             raise UserError(

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from dflash_core.errors import DFlashError
 from pipelines.cluster import require_room
+from pipelines.openmp import spin_briefly
 from pipelines.telemetry import reset_peak_rss, say
 from pipelines.worker_errors import WorkerError
 
@@ -208,6 +209,7 @@ class _Actor:
     """
 
     def __init__(self) -> None:
+        spin_briefly()
         self._job = ""
         self._worker: Worker | None = None
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from dflash_core.artifacts import Store
 from dflash_core.checkpoint import open_checkpoint, resolve_target
 from dflash_core.drafter_config import DrafterConfig
+from dflash_core.folder import open_folder
 from dflash_core.mask_token import MaskToken, choose_mask_token
-from dflash_core.tracking import resolve_tracking_uri
+from dflash_core.tracking import DEFAULT_TRACKING_URI, resolve_tracking_uri
 from pipelines import kept_budget, settled
 from pipelines.budget import resolve_budget
 from pipelines.config import RealignConfig
@@ -29,8 +30,6 @@ from pipelines.plan import Plan
 from pipelines.ray_job import in_ray_job, stable_folder
 from pipelines.registry import Registry
 from pipelines.stage import OnEvent
-
-DATABASE = "dflash-mlflow.db"
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,11 @@ class Prepared:
     """Identity of what was asked for."""
 
 
-def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
-    """Validate everything that can be validated without running a model. Raises UserError."""
+def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True) -> Prepared:
+    """Validate everything that can be validated without running a model. Raises UserError.
+
+    make_store: make and try the store's folder; without it a store that is not there is taken as empty.
+    """
     template = read_chat_template(config.chat_template)
     # Absolute: actors and submitted jobs stand in other folders.
     path = resolve_target(config.target).absolute()
@@ -70,9 +72,9 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
     mask_token = choose_mask_token(checkpoint, config.mask_token_id)
     shape = first_drafter(config, checkpoint, mask_token)
     gate_policy(config, shape.block_size)
-    store = Store.open(_under(base, config.store))
+    store = _store(_under(base, config.store), make=make_store)
     name = config.model_name or checkpoint.family
-    tracking_uri = resolve_tracking_uri(config.tracking_uri or f"sqlite:///{DATABASE}", base)
+    tracking_uri = resolve_tracking_uri(config.tracking_uri or DEFAULT_TRACKING_URI, base)
     registry = Registry(tracking_uri, name)
     context = Context(config, store, checkpoint, placement, connect, on_event)
     return Prepared(
@@ -84,6 +86,13 @@ def prepare(config: RealignConfig, on_event: OnEvent) -> Prepared:
         shape=shape,
         request=settled.request_identity(context, prompts),
     )
+
+
+def _store(location: str, *, make: bool) -> Store:
+    if make or "://" in location or Path(location).exists():
+        return Store.open(location)
+    folder = open_folder(location)
+    return Store(folder.location, folder)
 
 
 def _recalled(store: str, asked: Plan, config: RealignConfig) -> RealignConfig | None:

@@ -22,6 +22,7 @@ from ray.train.v2.api.config import CheckpointConfig, FailureConfig, RunConfig, 
 
 from dflash_core.errors import DFlashError
 from pipelines.cluster import require_room
+from pipelines.openmp import spin_briefly
 from pipelines.worker_errors import WorkerError
 
 Metrics = dict[str, Any]
@@ -158,6 +159,7 @@ def _trainer_class(num_workers: int) -> Any:
 
 def _guarded(train_fn: TrainFunction, config: dict[str, Any]) -> None:
     """What a worker runs."""
+    spin_briefly()
     try:
         train_fn(config)
     except Exception as error:  # noqa: BLE001 - carried to the driver, whatever it is

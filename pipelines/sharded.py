@@ -41,21 +41,21 @@ def work_off(
     tasks: list[Row],
     placement: Placement,
     connect: Callable[[], object],
-    on_row: Callable[[Row], None],
+    on_row: Callable[[Row, bool], None],
 ) -> list[Row]:
     """Rows of all tasks, in the tasks' order. `connect` is called only when work is left.
 
     worker: a class of `pipelines.workers`, by its name: importing it here would load torch into the
     driver, which has no use for it.
 
-    `on_row` sees every row once, those of an earlier run first.
+    `on_row` sees every row once, those of an earlier run first, and whether this run made it.
     """
     rows: dict[str, Row] = {}
     for task in tasks:
         row = workspace.get_json(_row_name(task))
         if row is not None:
             rows[task["name"]] = row
-            on_row(row)
+            on_row(row, False)
     pending = [task for task in tasks if task["name"] not in rows]
     if pending:
         connect()
@@ -66,7 +66,7 @@ def work_off(
             partial(_make, worker), worker_arguments, pending, num_actors=placement.num_actors
         ):
             rows[row["name"]] = row
-            on_row(row)
+            on_row(row, True)
     return [rows[task["name"]] for task in tasks]
 
 

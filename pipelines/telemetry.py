@@ -25,8 +25,11 @@ Field = int | float | str
 class Progress(Protocol):
     """A running stage's display."""
 
-    def advance(self, count: int = 1, **fields: Field) -> None:
-        """`count` more units are done. An int field is a count and adds up; others show the latest."""
+    def advance(self, count: int = 1, *, fresh: bool = True, **fields: Field) -> None:
+        """`count` more units are done. An int field is a count and adds up; others show the latest.
+
+        fresh: done by this run, and not by an earlier one that it goes on from.
+        """
 
 
 @contextmanager
@@ -115,8 +118,10 @@ class _Bar:
     def __init__(self, bar: tqdm) -> None:
         self._bar, self._fields = bar, _Fields()
 
-    def advance(self, count: int = 1, **fields: Field) -> None:
+    def advance(self, count: int = 1, *, fresh: bool = True, **fields: Field) -> None:
         self._fields.update(fields)
+        if not fresh:
+            self._bar.initial += count
         self._bar.set_postfix(self._fields.texts(), refresh=False)
         self._bar.update(count)
 
@@ -133,9 +138,12 @@ class _Log:
         self._start: tuple[float, int] | None = None
         """When the first units were done, and how many: what came before was starting up."""
 
-    def advance(self, count: int = 1, **fields: Field) -> None:
+    def advance(self, count: int = 1, *, fresh: bool = True, **fields: Field) -> None:
         self._fields.update(fields)
         self._done += count
+        if not fresh:
+            self._first += count
+            return
         if self._start is None:
             self._start = time.monotonic(), self._done
         if time.monotonic() - self._written >= self._interval:

@@ -16,7 +16,7 @@ from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.pool import release_actors
 from pipelines.stage import StageResult
-from pipelines.telemetry import peak_rss_mb, progress
+from pipelines.telemetry import peak_rss_mb, progress, say
 
 if TYPE_CHECKING:
     from dflash_core.drafter import Drafter
@@ -76,7 +76,9 @@ def run(
             "init": context.config.drafter.init,
             "parent": None if parent is None else parent.artifact,
             "options": options,
-            "checkpoint_every": context.config.train.checkpoint_every,
+            # By default often enough for a short training too.
+            "checkpoint_every": context.config.train.checkpoint_every
+            or max(_REPORT_EVERY, min(100, options["steps"] // 8)),
             "placement": context.placement,
             "workspace": workspace,
         }
@@ -125,6 +127,10 @@ def _advancer(bar: Any) -> Callable[[dict[str, Any]], None]:
 
     def advance(metrics: dict[str, Any]) -> None:
         nonlocal seen
+        if (kept := metrics["step"] - metrics["fresh_steps"]) > seen:
+            say(f"train: goes on from step {kept}")
+            bar.advance(kept - seen, fresh=False)
+            seen = kept
         bar.advance(metrics["step"] - seen, loss=metrics["loss"], proxy_tau=metrics["proxy_tau"])
         seen = metrics["step"]
 
@@ -186,7 +192,7 @@ def _resume(trainer: Trainer) -> list[dict[str, Any]]:
 
 def _walk(trainer: Trainer, curve: list[dict[str, Any]], job: dict[str, Any]) -> None:
     """Train to the end: report every few steps, checkpoint now and then, and leave the drafter."""
-    saved = trainer.step_index
+    began = saved = trainer.step_index
     recent: list[StepReport] = []
     while not trainer.done:
         recent.append(trainer.step())
@@ -197,7 +203,8 @@ def _walk(trainer: Trainer, curve: list[dict[str, Any]], job: dict[str, Any]) ->
         curve.append(point)
         recent = []
         due = step - saved >= job["checkpoint_every"] and not trainer.done
-        _report(point, {**trainer.state(), "curve": curve} if due and trainer.reducer.rank == 0 else None)
+        told = {**point, "fresh_steps": step - began}
+        _report(told, {**trainer.state(), "curve": curve} if due and trainer.reducer.rank == 0 else None)
         saved = step if due else saved
     if trainer.reducer.rank == 0:
         _leave(trainer, curve, job["workspace"])

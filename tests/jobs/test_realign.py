@@ -115,8 +115,7 @@ def test_dry_run_tells_the_plan_and_touches_nothing(make_home: Callable[[str], H
     assert plan["tokens"] == 24 * 24
     assert plan["feature_bytes"] > 0
     assert not (home.folder / "dflash-mlflow.db").exists()
-    left = [p for p in (home.folder / "dflash-store").rglob("*") if p.is_file()]
-    assert left == []
+    assert not (home.folder / "dflash-store").exists()
 
 
 def test_a_target_that_hardly_moved_is_certified_without_training(
@@ -129,9 +128,8 @@ def test_a_target_that_hardly_moved_is_certified_without_training(
     weights["model.norm.weight"] = weights["model.norm.weight"] * (1 + 1e-6)
     (nudged / "model.safetensors").unlink()
     save_file(weights, nudged / "model.safetensors", metadata={"format": "pt"})
-    # Eight prompts leave a wide interval; what is tested is the path, not the statistics.
-    lenient = ("--gate.certify-loss", "0.4")
-    done = home.run("realign.py", home.arguments("nudged", "--json", *lenient))
+    # Eight prompts leave a wide interval; compared with itself on them the champion has lost nothing.
+    done = home.run("realign.py", home.arguments("nudged", "--json"))
     assert done.returncode == 0, done.stderr
     result = last_json(done.stdout)
     assert result["outcome"] == "certified"

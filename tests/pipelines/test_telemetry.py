@@ -54,6 +54,20 @@ def test_the_eta_leaves_out_what_starting_up_took(
     assert "ETA 12s" in lines(capsys)[2]
 
 
+def test_what_is_found_on_the_way_is_done_but_does_not_make_the_rate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipelines.telemetry.time.monotonic", lambda: now)
+    with progress("evaluate", 12, "prompts", log_interval_seconds=0) as bar:
+        bar.advance(6, fresh=False, tokens=60)
+        now = 2.0
+        bar.advance(1, tokens=10)
+        now = 3.0
+        bar.advance(1, tokens=10)
+    assert "evaluate: 8/12 prompts · 0.667 prompts/s · ETA 4s · tokens 80" in lines(capsys)
+
+
 def test_a_log_is_quiet_between_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("train", 1_000, "steps", log_interval_seconds=3600) as bar:
         for _ in range(1_000):
