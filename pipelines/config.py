@@ -101,7 +101,7 @@ class TrainSection(Section):
     num_workers: int = Field(1, ge=1)
     """Ray Train workers, one GPU each where there are GPUs."""
     checkpoint_every: int | None = Field(None, ge=1)
-    """Steps between checkpoints of a training, which a rerun continues; unset: an eighth of it, at most 100."""
+    """Steps between checkpoints, from which a rerun continues; unset: an eighth of all, at most 100."""
 
     @model_validator(mode="after")
     def _one_duration(self) -> TrainSection:
