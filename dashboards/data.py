@@ -54,6 +54,9 @@ class Source:
         """Raises UserError for a URI that no registry can be at; if one is there is asked page by page."""
         self.uri = resolve_tracking_uri(tracking_uri)
         self.shown_uri = display_uri(self.uri)
+        database = sqlite_path(self.uri)
+        if database is not None and not database.parent.is_dir():
+            raise UserError(f"{database.parent} does not exist, so no database is in it: pass --tracking-uri")
         self._lock = Lock()
 
     def families(self) -> tuple[Family, ...]:

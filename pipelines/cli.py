@@ -184,7 +184,12 @@ def _explain_one(
     location = tuple(str(part) for part in detail["loc"])
     name = ".".join(location)
     if detail["type"] == "extra_forbidden":
-        return f"{file} has an unknown key {name}; {_did_you_mean(name, [f.name for f in fields])}"
+        known = [f.name for f in fields]
+        if name in known:  # `"train.steps" = 3`, one key in quotes
+            section, _, key = name.rpartition(".")
+            return f"{file} has the key {name!r} in quotes; write {key} below [{section}]"
+        sections = {f.name.rpartition(".")[0] for f in fields} - {""}
+        return f"{file} has an unknown key {name}; {_did_you_mean(name, [*known, *sorted(sections)])}"
     if cause := detail.get("ctx", {}).get("error"):
         return str(cause)
     field = next((f for f in fields if f.path == location[: len(f.path)]), None)

@@ -18,6 +18,7 @@ from dflash_core.errors import UserError
 from pipelines import local_ray
 from pipelines.ray_job import in_ray_job
 from pipelines.ray_process import is_debug, mute_raylet, restrained, set_environment, verbosity
+from pipelines.telemetry import say
 
 PACKAGES = ("pipelines", "dflash_core")
 """What the workers of a running cluster are sent."""
@@ -73,6 +74,7 @@ def connect(
     try:
         with restrained():
             if address == "local":
+                say("starting Ray on this machine, for this run alone")
                 _connection.temp_dir = local_ray.start(num_cpus or local_ray.cpu_budget())
             else:
                 _attach(address)

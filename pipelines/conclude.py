@@ -17,6 +17,7 @@ from dflash_core.artifacts import Lease, Workspace
 from dflash_core.fingerprint import fingerprint
 from dflash_core.gate import one_sentence
 from dflash_core.report import RealignReport, write_report
+from dflash_core.tracking import display_uri
 from dflash_core.types import AcceptanceReport, GateDecision, Interval, Outcome
 from pipelines import settled
 from pipelines.champion import Champion
@@ -26,6 +27,7 @@ from pipelines.prepare import Prepared
 from pipelines.registry import RegisteredDrafter
 from pipelines.result import RealignResult, StageSummary
 from pipelines.stage import StageResult
+from pipelines.telemetry import say
 
 CODE_VERSION = 3
 
@@ -78,6 +80,9 @@ def conclude(
     with _promoting(prepared):
         run_id = _log_run(prepared, outcome, decision, evidence, reported)
         version = _register(prepared, outcome, decision, evidence, run_id)
+    if version is not None:
+        where = display_uri(prepared.registry.tracking_uri)
+        say(f"{outcome}: version {version.version} of {version.name} in {where}")
     candidate, champion = evidence.candidate_report, evidence.champion_report
     checkpoint = prepared.context.checkpoint
     certified = outcome is Outcome.CERTIFIED

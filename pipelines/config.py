@@ -81,9 +81,9 @@ class TrainSection(Section):
     """The drafter learns the target's answers (recipe: arXiv 2602.06036)."""
 
     steps: int | None = Field(None, ge=1)
-    """Optimizer steps; excludes epochs."""
+    """Optimizer steps; excludes --train.epochs."""
     epochs: int | None = Field(None, ge=1)
-    """Passes over the training answers; excludes steps."""
+    """Passes over the training answers; excludes --train.steps."""
     learning_rate: float = Field(6e-4, gt=0.0, le=1.0)
     """Peak learning rate of AdamW."""
     warmup_fraction: float = Field(0.04, ge=0.0, le=1.0)
@@ -125,9 +125,9 @@ class GateSection(Section):
     """What a drafter must show to be promoted or certified."""
 
     min_tau: float | None = Field(None, ge=1.0)
-    """Least mean acceptance length; excludes min_acceptance_rate; unset: 1.1 if neither is given."""
+    """Least mean acceptance length; excludes --gate.min-acceptance-rate; unset: 1.1 if neither is given."""
     min_acceptance_rate: float | None = Field(None, ge=0.0, le=1.0)
-    """Least share of drafts accepted, (tau - 1) / (block_size - 1); unset: min_tau decides."""
+    """Least share of drafts accepted, (tau - 1) / (block_size - 1); unset: --gate.min-tau decides."""
     max_loss: float = Field(0.03, ge=0.0, lt=1.0)
     """Largest loss of tau against the champion, as a fraction, that still is not worse."""
     certify_loss: float = Field(0.05, ge=0.0, lt=1.0)

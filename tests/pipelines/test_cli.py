@@ -135,6 +135,11 @@ def test_a_wrong_flag_is_one_sentence(argv: list[str], expected: str) -> None:
     [
         ('target = "t"\n[train]\nstep = 3\n', "has an unknown key train.step; did you mean train.steps?"),
         ('target = "t"\nmax-loss = 0.1\n', "has an unknown key max-loss; did you mean gate.max_loss?"),
+        ('target = "t"\n[trian]\nsteps = 3\n', "has an unknown key trian; did you mean train?"),
+        (
+            'target = "t"\n"train.steps" = 3\n',
+            "has the key 'train.steps' in quotes; write steps below [train]",
+        ),
         ('target = "t"\nqqqq = 1\n', "has an unknown key qqqq; see --help for those there are"),
         ('target = "t"\ntrain = 3\n', "must be a table; write [train] and its keys below"),
         ('target = "t"\n[train]\nsteps = "x"\n', "train.steps in {file} is 'x'; pass a whole number >= 1"),
