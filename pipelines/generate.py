@@ -10,9 +10,9 @@ from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
-from pipelines.telemetry import progress
+from pipelines.telemetry import progress, say
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 
 
 def plan(context: Context, train_prompts: str) -> Plan:
@@ -52,10 +52,15 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
             )
         if not any(row["tokens"] > row["samples"] for row in rows):
             raise UserError(
-                f"{context.checkpoint.path} answers every prompt with one token at most, so there is nothing "
-                "to train on; check its chat template"
+                f"{context.checkpoint.path} answers every prompt with one token at most or without end, so "
+                "there is nothing to train on; check its chat template"
             )
-        totals = {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "seconds")}
+        keys = ("samples", "repetitive", "tokens", "seconds")
+        totals = {key: sum(row[key] for row in rows) for key in keys}
+        if totals["repetitive"]:
+            count = totals["samples"] + totals["repetitive"]
+            left_out = f"{totals['repetitive']} of {count} answers"
+            say(f"generate: {left_out} repeat themselves to the end and are left out")
         return {**totals, "peak_mb": peak_memory(rows)}
 
     return planned.run(context, body)

@@ -21,6 +21,7 @@ from dflash_core.drafter_config import check_fits
 from dflash_core.evaluation import DecodeSettings, evaluate_prompt
 from dflash_core.features import FeatureMeta, extract, write_shard
 from dflash_core.prompts import load_prompts
+from dflash_core.repetition import repeats_endlessly
 from dflash_core.target import Target, load_target
 from dflash_core.types import Checkpoint, Message, Prompt, Sample, opening
 from pipelines.placement import Placement, torch_dtype
@@ -63,7 +64,8 @@ class GenerateWorker(ShardWorker):
         """Task: {"name", "prompts": [index, ...], "seed"}. One batch: a row per turn and prompt."""
         began = time.perf_counter()
         chosen = [self.prompts[i] for i in task["prompts"]]
-        samples = self._answer(chosen, task["seed"])
+        answers = self._answer(chosen, task["seed"])
+        samples = [sample for sample in answers if not self._endless(sample)]
         with self.workspace.scratch() as scratch:
             corpus.write_samples(scratch / "samples", samples)
             self.workspace.put(task["name"], scratch / "samples")
@@ -71,9 +73,15 @@ class GenerateWorker(ShardWorker):
         return {
             "prompts": len(chosen),
             "samples": len(samples),
+            "repetitive": len(answers) - len(samples),
             "tokens": tokens,
             "seconds": time.perf_counter() - began,
         }
+
+    def _endless(self, sample: Sample) -> bool:
+        """Cut off at the length limit in the middle of repeating itself."""
+        answer = sample.input_ids[sample.response_start :]
+        return answer[-1] not in self.checkpoint.eos_ids and repeats_endlessly(answer)
 
     def _answer(self, prompts: list[Prompt], seed: int) -> list[Sample]:
         """Every turn of every prompt; turns of one prompt follow each other, prompts go in a batch."""
