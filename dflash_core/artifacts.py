@@ -52,12 +52,12 @@ class Artifact:
     """sha256 of the manifest, hence of everything in it."""
 
     def local(self, name: str) -> Path:
-        """One file on this machine: in place, or fetched and checked once. `name` must be in `files`.
+        """One file on this machine, in place or fetched, its sha256 verified. `name` must be in `files`.
 
-        Raises DamagedArtifactError if what was fetched is not what was written.
+        Raises DamagedArtifactError if it is not what was written.
         """
         record = next(record for record in self.files if record.name == name)
-        return self._local_file(record, verify=False)
+        return self._local_file(record, verify=True)
 
     def local_dir(self, verify: bool = True) -> Path:
         """The directory on this machine: itself, or a copy in the cache. Not to be written to.

@@ -8,6 +8,7 @@ lives next door: `checkpoint_files` (directory), `target_config` and `rope` (con
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
@@ -234,5 +235,6 @@ def _digests(directory: Path, tensors: Mapping[str, TensorEntry], cache_dir: Pat
             f"{directory} changed while it was read: wait until its writer has finished and run again"
         )
     if place:
-        store_digests(place, before, digests)
+        with contextlib.suppress(OSError):  # a home that cannot be written only costs the reading
+            store_digests(place, before, digests)
     return digests

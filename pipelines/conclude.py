@@ -76,6 +76,8 @@ def conclude(
     prepared: Prepared, outcome: Outcome, decision: GateDecision, evidence: Evidence
 ) -> RealignResult:
     """Write down what was decided, and let serving see it. Raises LeaseHeldError if another run promotes."""
+    prepared.context.guard.check()
+    _subject(evidence).artifact.local_dir()  # its content verified, before anything is written down
     reported = _report(prepared, outcome, decision, evidence)
     with _promoting(prepared):
         run_id = _log_run(prepared, outcome, decision, evidence, reported)

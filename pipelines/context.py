@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dflash_core.artifacts import Store
+from dflash_core.target_guard import TargetGuard
 from dflash_core.types import Checkpoint
 from pipelines.config import RealignConfig
 from pipelines.placement import Placement
@@ -19,6 +20,8 @@ class Context:
     config: RealignConfig
     store: Store
     checkpoint: Checkpoint
+    guard: TargetGuard
+    """Tells whether that target is still what stands in its directory."""
     placement: Placement
     connect: Callable[[], object]
     """Starts or joins Ray; called only when a stage really has work to hand out."""

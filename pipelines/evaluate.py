@@ -56,6 +56,7 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
                 "EvaluateWorker",
                 {
                     "checkpoint": checkpoint,
+                    "guard": context.guard,
                     "placement": context.placement,
                     "workspace": workspace,
                     "inspected": inspected.artifact,

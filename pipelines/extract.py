@@ -38,6 +38,7 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
                 "ExtractWorker",
                 {
                     "checkpoint": context.checkpoint,
+                    "guard": context.guard,
                     "placement": context.placement,
                     "workspace": workspace,
                     "generated": generated.artifact,

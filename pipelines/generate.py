@@ -40,6 +40,7 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
                 "GenerateWorker",
                 {
                     "checkpoint": context.checkpoint,
+                    "guard": context.guard,
                     "placement": context.placement,
                     "workspace": workspace,
                     "inspected": inspected.artifact,

@@ -9,7 +9,9 @@ of that user asks for it too.) A user who sets `RAY_AUTH_MODE` decides otherwise
 from __future__ import annotations
 
 import os
+import platform
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from pipelines.ray_process import verbosity
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 OBJECT_STORE_BYTES = 256 << 20
 """References and manifest rows travel through it, never tensors."""
+PREFIX, OWNER = "dflash-ray-", "owner"
 LONGEST_TEMP_DIR = 40
 """A unix socket's path ends at 107 characters, of which Ray's session takes up to 65."""
 
@@ -54,7 +57,9 @@ def start(num_cpus: int) -> Path:
     """Start Ray and connect to it; returns its temporary directory, to be deleted after it ends."""
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    temp_dir = Path(tempfile.mkdtemp(prefix="dflash-ray-", dir=_short_folder()))
+    _sweep(Path(_short_folder()))
+    temp_dir = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short_folder()))
+    (temp_dir / OWNER).write_text(platform.node())
     import ray
 
     with _importable_by_children():
@@ -69,9 +74,30 @@ def start(num_cpus: int) -> Path:
     return temp_dir
 
 
+def _sweep(folder: Path) -> None:
+    """Remove what a killed run's Ray left: its folder names the process that owned it."""
+    for left in folder.glob(f"{PREFIX}*-*"):
+        owner = left.name.removeprefix(PREFIX).partition("-")[0]
+        with suppress(OSError):
+            here = (left / OWNER).read_text() == platform.node()  # another container's pids mean nothing
+            if not here or not owner.isdecimal() or _alive(int(owner)):
+                continue
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
 def _short_folder() -> str:
     wanted = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return wanted if len(wanted) + len("/dflash-ray-12345678") <= LONGEST_TEMP_DIR else "/tmp"  # noqa: S108
+    return wanted if len(wanted) + len("/dflash-ray-1234567-12345678") <= LONGEST_TEMP_DIR else "/tmp"  # noqa: S108
 
 
 @contextmanager

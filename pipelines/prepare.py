@@ -16,6 +16,7 @@ from dflash_core.checkpoint import open_checkpoint, resolve_target
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.folder import open_folder
 from dflash_core.mask_token import MaskToken, choose_mask_token
+from dflash_core.target_guard import TargetGuard
 from dflash_core.tracking import DEFAULT_TRACKING_URI, resolve_tracking_uri
 from pipelines import kept_budget, settled
 from pipelines.budget import resolve_budget
@@ -57,7 +58,9 @@ def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True
     # Absolute: actors and submitted jobs stand in other folders.
     path = resolve_target(config.target).absolute()
     base = stable_folder()
+    guard = TargetGuard.of(path)
     checkpoint = open_checkpoint(path, chat_template=template, cache_dir=_cache_dir())
+    guard.check()
     connect, machine = _cluster(config, _under(base, config.store))
     placement = place(config, machine, checkpoint.num_parameters)
     asked = kept_budget.plan(config, checkpoint, placement)
@@ -76,7 +79,7 @@ def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True
     name = config.model_name or checkpoint.family
     tracking_uri = resolve_tracking_uri(config.tracking_uri or DEFAULT_TRACKING_URI, base)
     registry = Registry(tracking_uri, name)
-    context = Context(config, store, checkpoint, placement, connect, on_event)
+    context = Context(config, store, checkpoint, guard, placement, connect, on_event)
     return Prepared(
         context=context,
         registry=registry,

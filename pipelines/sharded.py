@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from dflash_core.artifacts import Workspace
+from dflash_core.target_guard import TargetGuard
 from pipelines.placement import Placement
 from pipelines.telemetry import peak_rss_mb
 
@@ -22,6 +23,7 @@ Row = dict[str, Any]
 class ShardWorker(ABC):
     """An actor's work: does a task, then leaves its manifest row."""
 
+    guard: TargetGuard
     workspace: Workspace
 
     @abstractmethod
@@ -30,6 +32,7 @@ class ShardWorker(ABC):
 
     def __call__(self, task: Row) -> Row:
         row = {"name": task["name"], **self.work(task), "peak_mb": round(peak_rss_mb())}
+        self.guard.check()  # weights may be mapped, not read: what counts is that they stayed to the end
         self.workspace.put_json(_row_name(task), row)
         return row
 

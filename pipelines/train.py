@@ -79,6 +79,7 @@ def run(
             # By default often enough for a short training too.
             "checkpoint_every": context.config.train.checkpoint_every
             or max(_REPORT_EVERY, min(100, options["steps"] // 8)),
+            "guard": context.guard,
             "placement": context.placement,
             "workspace": workspace,
         }
@@ -157,6 +158,7 @@ def train_worker(job: dict[str, Any]) -> None:
     embedding, head = frozen_pair(
         Path(job["target_path"]), device=placement.device, dtype=torch_dtype(placement.dtype)
     )
+    job["guard"].check()
     drafter = _starting_drafter(job, seed=options["seed"]).to(placement.device)
     from dflash_core.training import Trainer
 

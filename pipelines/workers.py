@@ -23,6 +23,7 @@ from dflash_core.features import FeatureMeta, extract, write_shard
 from dflash_core.prompts import load_prompts
 from dflash_core.repetition import repeats_endlessly
 from dflash_core.target import Target, load_target
+from dflash_core.target_guard import TargetGuard
 from dflash_core.types import Checkpoint, Message, Prompt, Sample, opening
 from pipelines.placement import Placement, torch_dtype
 from pipelines.sharded import Row, ShardWorker
@@ -50,12 +51,14 @@ class GenerateWorker(ShardWorker):
     def __init__(
         self,
         checkpoint: Checkpoint,
+        guard: TargetGuard,
         placement: Placement,
         workspace: Workspace,
         inspected: Artifact,
         settings: dict[str, Any],
     ) -> None:
-        self.checkpoint, self.workspace, self.settings = checkpoint, workspace, settings
+        self.checkpoint, self.guard = checkpoint, guard
+        self.workspace, self.settings = workspace, settings
         self.target = start_target(checkpoint, placement)
         self.tokenizer = load_tokenizer(checkpoint)
         self.prompts = load_prompts(inspected.local("train.jsonl"))
@@ -117,13 +120,15 @@ class ExtractWorker(ShardWorker):
     def __init__(
         self,
         checkpoint: Checkpoint,
+        guard: TargetGuard,
         placement: Placement,
         workspace: Workspace,
         generated: Artifact,
         layer_ids: tuple[int, ...],
         batch_tokens: int,
     ) -> None:
-        self.workspace, self.generated, self.batch_tokens = workspace, generated, batch_tokens
+        self.guard, self.workspace = guard, workspace
+        self.generated, self.batch_tokens = generated, batch_tokens
         self.target = start_target(checkpoint, placement)
         self.meta = FeatureMeta(checkpoint.fingerprint, layer_ids, checkpoint.config.hidden_size)
 
@@ -152,6 +157,7 @@ class EvaluateWorker(ShardWorker):
     def __init__(
         self,
         checkpoint: Checkpoint,
+        guard: TargetGuard,
         placement: Placement,
         workspace: Workspace,
         inspected: Artifact,
@@ -159,7 +165,7 @@ class EvaluateWorker(ShardWorker):
         decoding: dict[str, Any],
         seed: int,
     ) -> None:
-        self.workspace = workspace
+        self.guard, self.workspace = guard, workspace
         self.settings = DecodeSettings(
             stop_ids=checkpoint.eos_ids, max_positions=checkpoint.config.max_positions, seed=seed, **decoding
         )

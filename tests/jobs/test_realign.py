@@ -231,6 +231,45 @@ def _drafter_digest(home: Home, result: dict[str, Any]) -> dict[str, str]:
     return {f["name"]: f["sha256"] for f in files if f["name"].startswith("drafter/")}
 
 
+def test_a_target_that_is_replaced_meanwhile_is_noticed(make_home: Callable[[str], Home]) -> None:
+    home = make_home("replaced")
+    process = subprocess.Popen(
+        home.command("realign.py", home.arguments("target", "--json")),
+        cwd=home.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "generate: started" in line:
+            break
+    weights = load_file(home.target / "model.safetensors")
+    (home.target / "model.safetensors").unlink()  # the file is shared with other tests' homes
+    save_file(weights, home.target / "model.safetensors", metadata={"format": "pt"})
+    out, err = process.communicate(timeout=280)
+    assert (process.returncode, out) == (2, ""), err
+    assert "model.safetensors changed while this run was at work" in err.strip().splitlines()[-1]
+    assert not (home.folder / "dflash-mlflow.db").exists()
+    # The same bytes again: the same target, and what was made of it in doubt was not kept.
+    assert not list((home.folder / "dflash-store").glob("generate/*/_SUCCESS"))
+
+
+def test_a_changed_byte_in_the_store_is_never_believed(aligned: tuple[Home, dict[str, Any]]) -> None:
+    home, result = aligned
+    identity = next(s["identity"] for s in result["stages"] if s["name"] == "evaluate candidate")
+    file = home.folder / "dflash-store" / "evaluate" / identity / "acceptance.json"
+    honest = file.read_text()
+    file.write_text(honest.replace('"accepted": [0', '"accepted": [7', 1))
+    try:
+        done = home.run("realign.py", home.arguments("target", "--model-name", "tampered"))
+    finally:
+        file.write_text(honest)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "acceptance.json is damaged" in done.stderr
+
+
 def test_an_undecided_gate_is_held_and_moves_nothing(aligned: tuple[Home, dict[str, Any]]) -> None:
     """A threshold at the very τ that was measured: the interval lies on both sides of it."""
     home, first = aligned
@@ -243,7 +282,7 @@ def test_an_undecided_gate_is_held_and_moves_nothing(aligned: tuple[Home, dict[s
     # Another model's drafter is made of the same: nothing but the decision is new.
     assert [s["name"] for s in result["stages"] if not s["cached"]] == ["gate"]
     report = json.loads(Path(result["report"]).with_name("report.json").read_text())
-    assert report["model_name"] == "undecided"
+    assert report["model"]["name"] == "undecided"
     model = _client(home).get_registered_model("undecided")
     assert set(model.aliases) == {"challenger"}
 

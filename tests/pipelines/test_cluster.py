@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from dflash_core.errors import UserError
+from pipelines import local_ray
 from pipelines.cluster import require_head
 from pipelines.local_ray import cpu_budget
 from pipelines.ray_job import JOB_CONFIG_VARIABLE, in_ray_job, stable_folder
@@ -212,3 +214,24 @@ def test_a_submitted_job_uses_its_cluster_and_its_own_code(tmp_path: Path) -> No
     assert (said["local"], said["cpus"]) == (False, 2)
     assert "working_dir_files" in said["errors"]
     assert said["folder"] == str(Path.home() / ".dflash")
+
+
+def test_what_a_killed_runs_ray_left_is_swept(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    folders = {
+        "left": (dead.pid, platform.node()),
+        "alive": (os.getpid(), platform.node()),
+        "another machine's": (dead.pid, "another"),
+    }
+    for name, (pid, host) in folders.items():
+        folder = tmp_path / f"dflash-ray-{pid}-{len(name):08d}"
+        folder.mkdir()
+        (folder / "owner").write_text(host)
+    (tmp_path / f"dflash-ray-{dead.pid}-unowned").mkdir()
+    local_ray._sweep(tmp_path)
+    assert {path.name.rpartition("-")[2] for path in tmp_path.iterdir()} == {
+        "00000005",
+        f"{len('another machine' + chr(39) + 's'):08d}",
+        "unowned",
+    }
