@@ -86,4 +86,4 @@ def _free(path: str) -> str:
         usage = shutil.disk_usage(next(p for p in (Path(path), *Path(path).parents) if p.exists()))
     except (OSError, StopIteration):
         return ""
-    return f" ({usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free)"
+    return f" ({usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free without what did not fit)"
