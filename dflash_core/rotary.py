@@ -1,7 +1,7 @@
 """Rotary positions of the drafter: transformers' frequencies for every kind of scaling, in fp32 throughout.
 
-Written here, and not taken from transformers' model files, because those take five seconds of CPU to
-import, which every training process would pay.
+Written here, and not taken from transformers' model files, because those double what a training process
+pays for its imports (seen on two busy cores: 11.8 s of CPU with them, 6.2 s without).
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def _fill(section: Section, automatic: dict[str, Any]) -> Section:
 def _tiny() -> Automatic:
     """About a minute and a half in all for one or two million parameters on two cores.
 
-    Measured there while another job ran: 0.2 s a step, 15 s to start Ray Train, 12 to 25 s for each of
-    generate, extract and evaluate, most of it actors importing torch.
+    Measured there on an idle machine: 0.24 s a training step, 19 s to start Ray Train, 15 s until the first
+    actors run, then 1 to 5 s for each of generate, extract and evaluate.
     """
     return {
         "generate": {"num_prompts": 160, "max_new_tokens": 96, "batch_size": 32},
@@ -78,7 +78,7 @@ def _tiny() -> Automatic:
 
 
 def _cpu(num_parameters: int, num_cpus: int) -> Automatic:
-    """About half an hour for 135 M parameters on two cores.
+    """Meant as half an hour for 135 M parameters on two cores; 46 minutes beside other work were seen.
 
     Measured there, in fp32: 85 tokens/s decoding at batch 8, 17 tokens/s at batch 1, and 40 anchors/s
     training two layers against a vocabulary of 49 K. All three are taken to grow with

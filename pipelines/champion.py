@@ -36,8 +36,8 @@ class Champion:
 
     @property
     def promised_target(self) -> str:
-        """Fingerprint of the target on which the gate measured that."""
-        return self.registered.tags[t.TARGET_FINGERPRINT]
+        """Fingerprint of the target on which the gate measured that; "" where the registry does not say."""
+        return self.registered.tags.get(t.TARGET_FINGERPRINT, "")
 
     @property
     def subject(self) -> Subject:

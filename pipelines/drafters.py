@@ -8,13 +8,11 @@ from dflash_core.errors import UserError
 from dflash_core.gate import GatePolicy
 from dflash_core.mask_token import MaskToken
 from dflash_core.types import Checkpoint
+from pipelines.budget import DEFAULT_MIN_TAU
 from pipelines.config import RealignConfig
 from pipelines.drafter_identity import FILES, drafter_fingerprint
 from pipelines.evaluate import Subject
 from pipelines.stage import StageResult
-
-_DEFAULT_MIN_TAU = 1.1
-"""Below this a drafter cannot pay for its own passes, whatever the machine."""
 
 
 def first_drafter(config: RealignConfig, checkpoint: Checkpoint, mask: MaskToken) -> DrafterConfig:
@@ -57,7 +55,7 @@ def gate_policy(config: RealignConfig, block_size: int) -> GatePolicy:
     min_tau = gate.min_tau
     if min_tau is None:
         rate = gate.min_acceptance_rate
-        min_tau = _DEFAULT_MIN_TAU if rate is None else tau_from_rate(rate, block_size)
+        min_tau = DEFAULT_MIN_TAU if rate is None else tau_from_rate(rate, block_size)
     if min_tau > block_size:
         raise UserError(
             f"--gate.min-tau {min_tau} can never be reached with a block size of {block_size}; lower it, or "

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 PROCESS_BYTES = 800 << 20
-"""An actor before it loads a target, torch and transformers imported; measured 0.6 GB."""
+"""An actor before it loads a target: 0.47 GB resident was seen; the rest is margin."""
 
 
 @dataclass(frozen=True)
