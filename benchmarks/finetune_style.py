@@ -61,8 +61,9 @@ def rewritten(tokenizer: object, folder: Path) -> Iterator[tuple[torch.Tensor, i
     samples = [s for path in sorted(folder.glob("samples-*.jsonl")) for s in read_samples(path)]
     while True:
         for sample in samples:
-            prompt = list(sample.input_ids[: sample.response_start])
-            answer = tokenizer.decode(sample.input_ids[sample.response_start :], skip_special_tokens=True)
+            ((start, end),) = sample.spans
+            prompt = list(sample.input_ids[:start])
+            answer = tokenizer.decode(sample.input_ids[start:end], skip_special_tokens=True)
             end = tokenizer.eos_token_id
             styled = tokenizer(restyle(answer), add_special_tokens=False)["input_ids"][:96]
             yield torch.tensor([*prompt, *styled, end]), len(prompt)

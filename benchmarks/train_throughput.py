@@ -135,7 +135,8 @@ class _Data:
         self.documents = [
             torch.randint(0, shape["vocab"] - 1, (length,), generator=generator) for _ in range(count)
         ]
-        self.anchors = [draw_anchors(length, length // 4, shape["anchors"], generator) for _ in range(count)]
+        self.masks = [torch.arange(length) >= length // 4] * count
+        self.anchors = [draw_anchors(mask, shape["anchors"], generator) for mask in self.masks]
         self.features = torch.randn(count * length, 5 * shape["hidden"], generator=generator)
         self.head = torch.randn(shape["vocab"], shape["hidden"], generator=generator) * 0.05
         self.weights = position_weights(shape["block"], 4.0)
@@ -151,7 +152,9 @@ def _our_step(model: Drafter, data: _Data) -> Callable[[], float]:
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
         result = drafter_loss(
-            model, data.head, data.head, data.weights, data.documents, data.anchors, data.features
+            model,
+            *(data.head, data.head, data.weights),
+            *(data.documents, data.masks, data.anchors, data.features),
         )
         (result.total / result.weight).backward()
         optimizer.step()
@@ -166,7 +169,7 @@ def _their_step(model: DFlashDraftModel, data: _Data, shape: dict[str, int]) -> 
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        batch = pack_anchors(data.documents, data.anchors, size)
+        batch = pack_anchors(data.documents, data.masks, data.anchors, size)
         ids = torch.full((batch.layout.num_anchors, size), data.config.mask_token_id)
         ids[:, 0] = batch.anchor_ids
         seen = dense_mask(batch.layout, causal=False, window=None)

@@ -108,7 +108,7 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> int:
                 "id": sample.id,
                 "domain": sample.domain,
                 "input_ids": list(sample.input_ids),
-                "response_start": sample.response_start,
+                "spans": sample.spans,
             }
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
@@ -120,4 +120,5 @@ def read_samples(path: Path) -> Iterator[Sample]:
     with path.open(encoding="utf-8") as stream:
         for line in stream:
             row = json.loads(line)
-            yield Sample(row["id"], row["domain"], tuple(row["input_ids"]), row["response_start"])
+            spans = tuple((start, end) for start, end in row["spans"])
+            yield Sample(row["id"], row["domain"], tuple(row["input_ids"]), spans)

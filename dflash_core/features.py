@@ -24,7 +24,7 @@ from dflash_core.errors import UserError
 from dflash_core.target import Target
 from dflash_core.types import Sample
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _META_KEY = b"dflash"
 
 _COLUMNS = pa.schema(
@@ -32,7 +32,7 @@ _COLUMNS = pa.schema(
         ("id", pa.string()),
         ("domain", pa.string()),
         ("input_ids", pa.list_(pa.int32())),
-        ("response_start", pa.int32()),
+        ("loss_mask", pa.list_(pa.bool_())),
         ("features", pa.large_list(pa.uint16())),
     ]
 )
@@ -58,6 +58,8 @@ class FeatureRow:
     """One sample with its features."""
 
     sample: Sample
+    loss_mask: Tensor
+    """[tokens] bool: where the target itself spoke."""
     features: Tensor
     """[tokens, taps x hidden] bfloat16, a view of the mapped file."""
 
@@ -86,7 +88,7 @@ def _row_batch(schema: pa.Schema, sample: Sample, features: Tensor) -> pa.Record
             pa.array([sample.id], pa.string()),
             pa.array([sample.domain], pa.string()),
             pa.array([np.asarray(sample.input_ids, dtype=np.int32)], pa.list_(pa.int32())),
-            pa.array([sample.response_start], pa.int32()),
+            pa.array([_mask_of(sample)], pa.list_(pa.bool_())),
             pa.LargeListArray.from_arrays(offsets, pa.array(bits)),
         ],
         schema=schema,
@@ -121,9 +123,10 @@ class FeatureShard:
         """Tokens of every row, read without touching the features."""
         return [len(batch.column("input_ids")[0]) for batch in self._batches]
 
-    def response_starts(self) -> list[int]:
-        """Index of the first response token of every row."""
-        return [batch.column("response_start")[0].as_py() for batch in self._batches]
+    def longest_span(self) -> int:
+        """Most tokens that the target spoke in a row, in any sample."""
+        masks = (_mask(batch) for batch in self._batches)
+        return max((end - start for mask in masks for start, end in _spans(mask)), default=0)
 
     def __getitem__(self, index: int) -> FeatureRow:
         batch = self._batches[index]
@@ -135,9 +138,9 @@ class FeatureShard:
             id=batch.column("id")[0].as_py(),
             domain=batch.column("domain")[0].as_py(),
             input_ids=tuple(ids.tolist()),
-            response_start=batch.column("response_start")[0].as_py(),
+            spans=_spans(mask := _mask(batch)),
         )
-        return FeatureRow(sample, features)
+        return FeatureRow(sample, torch.from_numpy(mask), features)
 
 
 class FeatureSet(Sequence[FeatureRow]):
@@ -165,9 +168,27 @@ class FeatureSet(Sequence[FeatureRow]):
         """Tokens of every row."""
         return [n for shard in self._shards for n in shard.lengths()]
 
-    def response_starts(self) -> list[int]:
-        """Index of the first response token of every row."""
-        return [n for shard in self._shards for n in shard.response_starts()]
+    def longest_span(self) -> int:
+        """Most tokens that the target spoke in a row, in any sample."""
+        return max(shard.longest_span() for shard in self._shards)
+
+
+def _mask_of(sample: Sample) -> np.ndarray:
+    mask = np.zeros(len(sample.input_ids), dtype=bool)
+    for start, end in sample.spans:
+        mask[start:end] = True
+    return mask
+
+
+def _mask(batch: pa.RecordBatch) -> np.ndarray:
+    """bool [tokens]; Arrow packs bits, so this is a copy, of an eighth of a byte a token."""
+    mask: np.ndarray = batch.column("loss_mask")[0].values.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _spans(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _read_only(bits: np.ndarray) -> Tensor:

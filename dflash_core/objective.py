@@ -50,31 +50,34 @@ def position_weights(block_size: int, gamma: float) -> Tensor:
     return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32) / gamma)
 
 
-def draw_anchors(length: int, response_start: int, most: int, generator: torch.Generator) -> Tensor:
+def draw_anchors(loss_mask: Tensor, most: int, generator: torch.Generator) -> Tensor:
     """Sorted anchor positions of one document, at most `most`, drawn without replacement.
 
-    An anchor lies in the response and has at least one response token after it to predict, so
-    response_start <= a <= length - 2.
+    loss_mask: bool [tokens], true where the target itself spoke. An anchor lies there and has at least
+    one such token right after it to predict.
     """
-    candidates = length - 1 - response_start
-    if candidates <= 0:
-        return torch.empty(0, dtype=torch.int64)
-    chosen = torch.randperm(candidates, generator=generator)[:most]
-    return chosen.sort().values + response_start
+    candidates = (loss_mask[:-1] & loss_mask[1:]).nonzero()[:, 0]
+    chosen = torch.randperm(candidates.shape[0], generator=generator)[:most]
+    return candidates[chosen.sort().values]
 
 
-def pack_anchors(documents: list[Tensor], anchors: list[Tensor], block_size: int) -> AnchorBatch:
+def pack_anchors(
+    documents: list[Tensor], loss_masks: list[Tensor], anchors: list[Tensor], block_size: int
+) -> AnchorBatch:
     """Lay documents (token ids [tokens] each) end to end and read off every anchor's labels.
 
-    Labels never cross a document's end. `anchors[i]` are positions inside `documents[i]`.
+    Labels never cross the end of the response that the anchor lies in, let alone the document's: decoding
+    has ended there. `anchors[i]` are positions inside `documents[i]`.
     """
     starts, positions, labels, clean = [], [], [], []
     offset = 0
     slots = torch.arange(1, block_size, device=anchors[0].device)
-    for ids, chosen in zip(documents, anchors, strict=True):
+    for ids, mask, chosen in zip(documents, loss_masks, anchors, strict=True):
         reach = chosen[:, None] + slots
         inside = reach < ids.shape[0]
-        labels.append(torch.where(inside, ids[reach.clamp_max(ids.shape[0] - 1)], IGNORED))
+        reach = reach.clamp_max(ids.shape[0] - 1)
+        inside = (inside & mask[reach]).cumprod(dim=1).bool()
+        labels.append(torch.where(inside, ids[reach], IGNORED))
         clean.append(ids[chosen])
         positions.append(chosen)
         starts.append(torch.full_like(chosen, offset))

@@ -138,14 +138,12 @@ class Trainer:
         self.mixed_precision = embedding.is_cuda
         """Master weights stay float32; matrix products run in bfloat16."""
         self.weights = position_weights(drafter.config.block_size, options.gamma)
-        lengths = rows.lengths()
-        starts = rows.response_starts()
-        if not any(length - start >= 2 for length, start in zip(lengths, starts, strict=True)):
+        if rows.longest_span() < 2:
             raise UserError(
                 "no sample has a response of two tokens or more, so there is nothing to train on; "
                 "raise --generate.max-new-tokens or use other prompts"
             )
-        self.plan = BatchPlan(lengths, options)
+        self.plan = BatchPlan(rows.lengths(), options)
         self.optimizer = torch.optim.AdamW(
             self._parameter_groups(), lr=options.learning_rate, betas=(0.9, 0.95)
         )
@@ -194,24 +192,24 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         rows = [self.rows[i] for i in share]
         documents = [torch.tensor(row.sample.input_ids) for row in rows]
+        masks = [row.loss_mask for row in rows]
         anchors = [
             draw_anchors(
-                len(ids),
-                row.sample.response_start,
+                mask,
                 self.options.anchors_per_sequence,
                 # Seeded per document, so that the draw does not depend on how workers share them.
                 torch.Generator().manual_seed(_mix(anchor_seed, index)),
             )
-            for index, row, ids in zip(share, rows, documents, strict=True)
+            for index, mask in zip(share, masks, strict=True)
         ]
         kept = [i for i, chosen in enumerate(anchors) if chosen.numel()]
         if not kept:
             return torch.zeros(5, dtype=torch.float64)
-        documents, anchors = [documents[i] for i in kept], [anchors[i] for i in kept]
+        documents, masks, anchors = ([part[i] for i in kept] for part in (documents, masks, anchors))
         features = torch.cat([rows[i].features for i in kept])
         with torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=self.mixed_precision):
             result = drafter_loss(
-                self.drafter, self.embedding, self.head, self.weights, documents, anchors, features
+                self.drafter, self.embedding, self.head, self.weights, documents, masks, anchors, features
             )
         result.total.backward()
         loss = float(result.total.detach())
@@ -257,15 +255,18 @@ def drafter_loss(
     head: Tensor,
     weights: Tensor,
     documents: list[Tensor],
+    loss_masks: list[Tensor],
     anchors: list[Tensor],
     features: Tensor,
 ) -> Any:
     """`objective.BlockLoss` of packed documents at the given anchors.
 
-    documents: ids [tokens] each; anchors: positions in them; features [all tokens, taps x hidden].
+    documents: ids [tokens] each; loss_masks: bool [tokens] each; anchors: positions in them;
+    features: [all tokens, taps x hidden].
     """
     device, size = embedding.device, drafter.config.block_size
-    batch = pack_anchors([d.to(device) for d in documents], [a.to(device) for a in anchors], size)
+    there = ([t.to(device) for t in part] for part in (documents, loss_masks, anchors))
+    batch = pack_anchors(*there, size)
     positions = torch.cat([torch.arange(len(d), device=device) for d in documents])
     ids = torch.full((batch.layout.num_anchors, size), drafter.config.mask_token_id, device=device)
     ids[:, 0] = batch.anchor_ids

@@ -41,16 +41,21 @@ def opening(prompt: Prompt) -> list[Message]:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt rendered as serving renders it, and the target's own answer to it.
+    """A conversation rendered as serving renders it, and where in it the target itself spoke.
 
-    `input_ids` are the prompt's tokens followed by the response's; `response_start` is the index
-    of the first response token. A multi-turn prompt gives one sample per turn.
+    Only what the target generated is supervised: each of `spans` is a half-open range [start, end)
+    of positions in `input_ids`, stop token included; in order, and never touching one another.
     """
 
     id: str
     domain: str
     input_ids: tuple[int, ...]
-    response_start: int
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def num_supervised(self) -> int:
+        """Tokens that the target generated."""
+        return sum(end - start for start, end in self.spans)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 
 
 def plan(context: Context, generate_identity: str, layer_ids: tuple[int, ...]) -> Plan:

@@ -12,7 +12,7 @@ from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
-CODE_VERSION = 3
+CODE_VERSION = 4
 
 
 def plan(context: Context, train_prompts: str) -> Plan:

@@ -72,7 +72,7 @@ class GenerateWorker(ShardWorker):
         with self.workspace.scratch() as scratch:
             corpus.write_samples(scratch / "samples", samples)
             self.workspace.put(task["name"], scratch / "samples")
-        tokens = sum(len(s.input_ids) - s.response_start for s in samples)
+        tokens = sum(s.num_supervised for s in samples)
         return {
             "prompts": len(chosen),
             "samples": len(samples),
@@ -83,7 +83,8 @@ class GenerateWorker(ShardWorker):
 
     def _endless(self, sample: Sample) -> bool:
         """Cut off at the length limit in the middle of repeating itself."""
-        answer = sample.input_ids[sample.response_start :]
+        ((start, end),) = sample.spans
+        answer = sample.input_ids[start:end]
         return answer[-1] not in self.checkpoint.eos_ids and repeats_endlessly(answer)
 
     def _answer(self, prompts: list[Prompt], seed: int) -> list[Sample]:
@@ -105,7 +106,8 @@ class GenerateWorker(ShardWorker):
             still_open = []
             for (prompt, messages), ids, answer in zip(open_conversations, rendered, answers, strict=True):
                 name = prompt.id if turn == 1 else f"{prompt.id}#{turn}"
-                samples.append(Sample(name, prompt.domain, (*ids, *answer), len(ids)))
+                everything = (*ids, *answer)
+                samples.append(Sample(name, prompt.domain, everything, ((len(ids), len(everything)),)))
                 if turn < len(prompt.turns):
                     text = corpus.answer_text(self.tokenizer, answer)
                     follow_up = [Message("assistant", text), Message("user", prompt.turns[turn])]

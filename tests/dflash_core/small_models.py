@@ -90,7 +90,7 @@ def greedy_samples(
     prompts = [random_prompt(prompt_length, seed) for seed in range(count)]
     answers = generate_batch(target, prompts, max_new_tokens=new_tokens, stop_ids=(), temperature=0.0, seed=0)
     return [
-        Sample(str(i), "test", (*prompt, *answer), prompt_length)
+        Sample(str(i), "test", (*prompt, *answer), ((prompt_length, prompt_length + len(answer)),))
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
     ]
 

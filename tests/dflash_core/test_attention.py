@@ -17,8 +17,9 @@ def layout() -> AnchorLayout:
     """Three documents, of which the second is so short that it holds few anchors."""
     generator = torch.Generator().manual_seed(0)
     documents = [torch.randint(0, 50, (n,), generator=generator) for n in (40, 9, 77)]
-    anchors = [draw_anchors(len(d), 5, 12, generator) for d in documents]
-    return pack_anchors(documents, anchors, 4).layout
+    masks = [torch.arange(len(d)) >= 5 for d in documents]
+    anchors = [draw_anchors(mask, 12, generator) for mask in masks]
+    return pack_anchors(documents, masks, anchors, 4).layout
 
 
 def _tensors(layout: AnchorLayout, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

@@ -58,7 +58,12 @@ def test_an_error_inside_a_forward_leaves_no_tap_behind(target: Target) -> None:
 
 def test_batched_features_equal_those_of_each_sample_alone(target: Target, tmp_path: Path) -> None:
     samples = [
-        Sample(str(i), "test", tuple(random_prompt(length, seed=i)), 1)
+        Sample(
+            str(i),
+            "test",
+            tuple(random_prompt(length, seed=i)),
+            ((1, 2), (3, length)) if length > 3 else ((1, 3),),
+        )
         for i, length in enumerate((3, 9, 9, 14, 40))
     ]
     layers = (0, 1, 2)
@@ -81,7 +86,10 @@ def test_shards_are_what_datasets_reads(target: Target, tmp_path: Path) -> None:
     path = tmp_path / "s.arrow"
     write_shard(path, meta, extract(target, samples, (1,), batch_tokens=64))
     dataset = datasets.Dataset.from_file(str(path))
-    assert dataset.column_names == ["id", "domain", "input_ids", "response_start", "features"]
+    assert dataset.column_names == ["id", "domain", "input_ids", "loss_mask", "features"]
+    assert [i for i, spoken in enumerate(dataset[1]["loss_mask"]) if spoken] == list(
+        range(*samples[1].spans[0])
+    )
     assert dataset[1]["input_ids"] == list(samples[1].input_ids)
     assert len(dataset[1]["features"]) == len(samples[1].input_ids) * target.hidden_size
 
@@ -112,7 +120,7 @@ def test_a_damaged_shard_is_named(target: Target, tmp_path: Path) -> None:
 
 
 def test_batches_keep_to_the_budget() -> None:
-    samples = [Sample(str(n), "test", (0,) * n, 0) for n in (1, 2, 3, 50, 3, 2)]
+    samples = [Sample(str(n), "test", (0,) * n, ()) for n in (1, 2, 3, 50, 3, 2)]
     batches = list(token_batches(samples, 12))
     assert [s for batch in batches for s in batch] == samples
     for batch in batches:

@@ -73,7 +73,8 @@ def test_the_training_forward_equals_the_decoding_forward(
     documents = [torch.tensor(s.input_ids) for s in samples]
     features = [target.tap(d[None], config.target_layer_ids)[0] for d in documents]
     anchors = [torch.arange(1, 26), torch.tensor([8, 9, 20])]
-    batch = pack_anchors(documents, anchors, config.block_size)
+    masks = [torch.ones(len(d), dtype=torch.bool) for d in documents]
+    batch = pack_anchors(documents, masks, anchors, config.block_size)
     ids = torch.full((batch.layout.num_anchors, config.block_size), config.mask_token_id)
     ids[:, 0] = batch.anchor_ids
     hidden = drafter.train_blocks(
