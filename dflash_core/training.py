@@ -265,8 +265,10 @@ def drafter_loss(
     features: [all tokens, taps x hidden].
     """
     device, size = embedding.device, drafter.config.block_size
-    there = ([t.to(device) for t in part] for part in (documents, loss_masks, anchors))
-    batch = pack_anchors(*there, size)
+    documents, loss_masks, anchors = (
+        [t.to(device) for t in part] for part in (documents, loss_masks, anchors)
+    )
+    batch = pack_anchors(documents, loss_masks, anchors, size)
     positions = torch.cat([torch.arange(len(d), device=device) for d in documents])
     ids = torch.full((batch.layout.num_anchors, size), drafter.config.mask_token_id, device=device)
     ids[:, 0] = batch.anchor_ids
