@@ -36,6 +36,8 @@ class GenerateSection(Section):
     """Sampling temperature of the training answers; 0 is greedy."""
     batch_size: int | None = Field(None, ge=1)
     """Prompts decoded together by one actor."""
+    shard_prompts: int | None = Field(None, ge=1)
+    """Prompts per shard; a killed generation repeats one shard per actor at most."""
 
 
 class ExtractSection(Section):

@@ -12,7 +12,7 @@ from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
-CODE_VERSION = 4
+CODE_VERSION = 5
 
 
 def plan(context: Context, train_prompts: str) -> Plan:
@@ -22,7 +22,7 @@ def plan(context: Context, train_prompts: str) -> Plan:
         "prompts": train_prompts,
         "dtype": context.placement.dtype,
         "stop_ids": list(context.checkpoint.eos_ids),
-        "batch_size": context.config.generate.batch_size,
+        "shard_prompts": context.config.generate.shard_prompts,
         "seed": context.config.seed,
         **_settings(context),
     }
@@ -30,8 +30,8 @@ def plan(context: Context, train_prompts: str) -> Plan:
 
 
 def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
-    """Samples in `samples-NNNNN.jsonl`, one shard per batch of prompts; resumable shard by shard."""
-    config, num_prompts = context.config, inspected.artifact.meta["num_train"]
+    """Samples in `samples-NNNNN.jsonl`, one for each `train-NNNNN.jsonl`; resumable shard by shard."""
+    num_prompts = inspected.artifact.meta["num_train"]
 
     def body(workspace: Workspace) -> dict[str, Any]:
         with progress("generate", num_prompts, "prompts") as bar:
@@ -46,7 +46,7 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
                     "inspected": inspected.artifact,
                     "settings": _settings(context),
                 },
-                _tasks(num_prompts, config.generate.batch_size or 8, config.seed),
+                _tasks(inspected.artifact.meta["train_shards"], context.config.seed),
                 context.placement,
                 context.connect,
                 lambda row, fresh: bar.advance(row["prompts"], fresh=fresh, tokens=row["tokens"]),
@@ -69,16 +69,16 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
 
 def _settings(context: Context) -> dict[str, Any]:
     options = context.config.generate
-    return {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+    return {
+        "max_new_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "batch_size": options.batch_size or 8,
+    }
 
 
-def _tasks(num_prompts: int, batch_size: int, seed: int) -> list[Row]:
-    """One task per batch of neighboring prompts."""
+def _tasks(shards: list[str], seed: int) -> list[Row]:
+    """One task per shard of prompts."""
     return [
-        {
-            "name": f"samples-{number:05d}.jsonl",
-            "prompts": list(range(start, min(start + batch_size, num_prompts))),
-            "seed": seed + number,
-        }
-        for number, start in enumerate(range(0, num_prompts, batch_size))
+        {"name": shard.replace("train-", "samples-"), "prompts": shard, "seed": seed + number}
+        for number, shard in enumerate(shards)
     ]

@@ -1,6 +1,6 @@
 """Stage `inspect`: choose the prompts, render every one as serving would, check that it fits, freeze them.
 
-Its artifact is what later stages read: `train.jsonl` and `gate.jsonl`.
+Its artifact is what later stages read: `train-NNNNN.jsonl`, one shard of prompts each, and `gate.jsonl`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.stage import StageResult
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 _GATE_SHARE = 8
 """One prompt in so many of the user's own is held out when no gate prompts are given."""
 
@@ -105,6 +105,7 @@ def plan(context: Context, prompts: PromptSets) -> Plan:
         "gate": prompts.gate_fingerprint,
         "train_new_tokens": context.config.generate.max_new_tokens,
         "gate_new_tokens": context.config.evaluate.max_new_tokens,
+        "shard_prompts": context.config.generate.shard_prompts,
     }
     return Plan("inspect", inputs, CODE_VERSION)
 
@@ -121,12 +122,14 @@ def run(context: Context, planned: Plan, prompts: PromptSets) -> StageResult:
                 (prompts.gate, config.evaluate.max_new_tokens, config.eval_prompts or config.prompts),
             )
         )
+        shards = _shards(train, config.generate.shard_prompts or 256)
         with workspace.scratch() as scratch:
-            for name, chosen in (("train.jsonl", train), ("gate.jsonl", gate)):
+            for name, chosen in (*shards.items(), ("gate.jsonl", gate)):
                 write_prompts(scratch / name, chosen)
                 workspace.put(name, scratch / name)
         return {
             "num_train": len(train),
+            "train_shards": list(shards),
             "num_gate": len(gate),
             "num_contaminated": prompts.num_contaminated,
             "num_too_long": len(prompts.train) + len(prompts.gate) - len(train) - len(gate),
@@ -134,6 +137,12 @@ def run(context: Context, planned: Plan, prompts: PromptSets) -> StageResult:
         }
 
     return planned.run(context, body)
+
+
+def _shards(prompts: list[Prompt], size: int) -> dict[str, list[Prompt]]:
+    """File name -> neighboring prompts."""
+    starts = range(0, len(prompts), size)
+    return {f"train-{number:05d}.jsonl": prompts[s : s + size] for number, s in enumerate(starts)}
 
 
 def _fitting(

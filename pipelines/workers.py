@@ -58,16 +58,20 @@ class GenerateWorker(ShardWorker):
         settings: dict[str, Any],
     ) -> None:
         self.checkpoint, self.guard = checkpoint, guard
-        self.workspace, self.settings = workspace, settings
+        self.workspace, self.inspected, self.settings = workspace, inspected, settings
         self.target = start_target(checkpoint, placement)
         self.tokenizer = load_tokenizer(checkpoint)
-        self.prompts = load_prompts(inspected.local("train.jsonl"))
 
     def work(self, task: Row) -> Row:
-        """Task: {"name", "prompts": [index, ...], "seed"}. One batch: a row per turn and prompt."""
+        """Task: {"name", "prompts": file of `inspected`, "seed"}. A sample per turn of each prompt."""
         began = time.perf_counter()
-        chosen = [self.prompts[i] for i in task["prompts"]]
-        answers = self._answer(chosen, task["seed"])
+        chosen = load_prompts(self.inspected.local(task["prompts"]))
+        size = self.settings["batch_size"]
+        answers = [
+            sample
+            for start in range(0, len(chosen), size)
+            for sample in self._answer(chosen[start : start + size], task["seed"] + start)
+        ]
         samples = [sample for sample in answers if not self._endless(sample)]
         with self.workspace.scratch() as scratch:
             corpus.write_samples(scratch / "samples", samples)

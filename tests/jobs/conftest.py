@@ -18,7 +18,11 @@ from dflash_core.toy.texts import toy_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = (
-    *("--generate.max-new-tokens", "24", "--evaluate.max-new-tokens", "24"),
+    *("--generate.max-new-tokens", "24", "--generate.shard-prompts", "8"),
+    *(
+        "--evaluate.max-new-tokens",
+        "24",
+    ),
     *("--train.steps", "40", "--train.checkpoint-every", "10", "--gate.min-tau", "1.05"),
 )
 

@@ -56,7 +56,7 @@ def test_a_store_in_s3_serves_workers_that_share_no_disk_with_the_driver(
         assert done.returncode == 0, done.stderr
         assert last_json(done.stdout)["outcome"] == "promoted"
     fetched = {path.name for path in (tmp_path / "workers").rglob("artifacts/*/*")}
-    assert {"train.jsonl", "gate.jsonl"} <= fetched
+    assert {"train-00000.jsonl", "gate.jsonl"} <= fetched
     assert not {path.name for path in (tmp_path / "driver").rglob("*.arrow")}
     # Without that cluster: a settled request needs none.
     again = home.run("realign.py", arguments, env=environment)
