@@ -23,12 +23,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
-    """Token ids of the conversation with the assistant's turn opened."""
-    conversation = [{"role": m.role, "content": m.content} for m in messages]
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    tools: str = "",
+    thinking: bool | None = None,
+) -> list[int]:
+    """Token ids of the conversation with the assistant's turn opened; `tools`, `thinking`: as in Prompt."""
+    told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    told["tools"] = json.loads(tools) if tools else None
+    conversation = [_plain(message) for message in messages]
     try:
         encoded = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=True, tokenize=True, return_dict=True
+            conversation, add_generation_prompt=True, tokenize=True, return_dict=True, **told
         )
     except Exception as error:  # a template is the user's program and can raise anything
         raise UserError(
@@ -36,6 +44,11 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> l
             "mend the prompts or pass --chat-template"
         ) from error
     return list(cast("dict[str, list[int]]", encoded)["input_ids"])
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    extra = json.loads(message.extra) if message.extra else {}
+    return {"role": message.role, "content": message.content, **extra}
 
 
 def answer_text(tokenizer: PreTrainedTokenizerBase, response_ids: Sequence[int]) -> str:

@@ -47,10 +47,10 @@ def evaluate_prompt(
     emitted: list[int] = []
     tokens, seconds = 0, 0.0
     lossless: bool | None = None if settings.temperature > 0 else True
-    for turn in range(len(prompt.turns)):
+    for turn in range(prompt.num_answers):
         if turn:
             messages.append(Message("user", prompt.turns[turn]))
-        ids = render(tokenizer, messages)
+        ids = render(tokenizer, messages, tools=prompt.tools, thinking=prompt.thinking)
         check_length(prompt.id, len(ids), settings.max_new_tokens, settings.max_positions)
         decoded = decode(target, drafter, ids, settings)
         if lossless:

@@ -18,6 +18,9 @@ class Message:
 
     role: str
     content: str
+    extra: str = ""
+    """A JSON object of what else the message has (tool_calls, tool_call_id, name, ...); it may replace
+    `content` by null. Keys in the message's own order, which templates show."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +28,28 @@ class Prompt:
     """A conversation to be answered.
 
     `history` stands before the first answer (a system message, earlier turns); each of `turns`
-    is a user message that the model answers in order, its own answers in between.
+    is a user message that the model answers in order, its own answers in between. No turn at all
+    means that the history itself is to be answered: it ends with a tool's result.
     """
 
     id: str
     domain: str
     turns: tuple[str, ...]
     history: tuple[Message, ...] = ()
+    tools: str = ""
+    """A JSON list of the tools offered to the model; empty where there are none."""
+    thinking: bool | None = None
+    """What the chat template is told as `enable_thinking`; None: nothing."""
+
+    @property
+    def num_answers(self) -> int:
+        """How often the model answers."""
+        return max(1, len(self.turns))
 
 
 def opening(prompt: Prompt) -> list[Message]:
     """The messages of `prompt` before its first answer."""
-    return [*prompt.history, Message("user", prompt.turns[0])]
+    return [*prompt.history, *(Message("user", turn) for turn in prompt.turns[:1])]
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,10 @@ class GenerateWorker(ShardWorker):
         open_conversations = [(p, opening(p)) for p in prompts]
         turn = 0
         while open_conversations:
-            rendered = [corpus.render(self.tokenizer, messages) for _, messages in open_conversations]
+            rendered = [
+                corpus.render(self.tokenizer, messages, tools=p.tools, thinking=p.thinking)
+                for p, messages in open_conversations
+            ]
             answers = corpus.generate_batch(
                 self.target,
                 rendered,

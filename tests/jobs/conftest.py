@@ -19,11 +19,8 @@ from dflash_core.toy.texts import toy_prompts
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = (
     *("--generate.max-new-tokens", "24", "--generate.shard-prompts", "8"),
-    *(
-        "--evaluate.max-new-tokens",
-        "24",
-    ),
-    *("--train.steps", "40", "--train.checkpoint-every", "10", "--gate.min-tau", "1.05"),
+    *("--evaluate.max-new-tokens", "24", "--gate.min-tau", "1.05"),
+    *("--train.steps", "40", "--train.checkpoint-every", "10"),
 )
 
 
