@@ -88,7 +88,7 @@ def _row_batch(schema: pa.Schema, sample: Sample, features: Tensor) -> pa.Record
             pa.array([sample.id], pa.string()),
             pa.array([sample.domain], pa.string()),
             pa.array([np.asarray(sample.input_ids, dtype=np.int32)], pa.list_(pa.int32())),
-            pa.array([_mask_of(sample)], pa.list_(pa.bool_())),
+            pa.array([loss_mask(sample).numpy()], pa.list_(pa.bool_())),
             pa.LargeListArray.from_arrays(offsets, pa.array(bits)),
         ],
         schema=schema,
@@ -173,8 +173,9 @@ class FeatureSet(Sequence[FeatureRow]):
         return max(shard.longest_span() for shard in self._shards)
 
 
-def _mask_of(sample: Sample) -> np.ndarray:
-    mask = np.zeros(len(sample.input_ids), dtype=bool)
+def loss_mask(sample: Sample) -> Tensor:
+    """[tokens] bool: where the target itself spoke."""
+    mask = torch.zeros(len(sample.input_ids), dtype=torch.bool)
     for start, end in sample.spans:
         mask[start:end] = True
     return mask

@@ -19,7 +19,14 @@ from torch.nn import functional as F
 from dflash_core.drafter import Drafter
 from dflash_core.errors import UserError
 from dflash_core.features import FeatureSet
-from dflash_core.objective import block_loss, draw_anchors, pack_anchors, position_weights
+from dflash_core.objective import (
+    AnchorBatch,
+    BlockLoss,
+    block_loss,
+    draw_anchors,
+    pack_anchors,
+    position_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -258,8 +265,21 @@ def drafter_loss(
     loss_masks: list[Tensor],
     anchors: list[Tensor],
     features: Tensor,
-) -> Any:
-    """`objective.BlockLoss` of packed documents at the given anchors.
+) -> BlockLoss:
+    """The loss of packed documents at the given anchors; arguments as in `draft_blocks`."""
+    hidden, batch = draft_blocks(drafter, embedding, documents, loss_masks, anchors, features)
+    return block_loss(hidden.to(head.dtype), head, batch.labels, weights)
+
+
+def draft_blocks(
+    drafter: Drafter,
+    embedding: Tensor,
+    documents: list[Tensor],
+    loss_masks: list[Tensor],
+    anchors: list[Tensor],
+    features: Tensor,
+) -> tuple[Tensor, AnchorBatch]:
+    """The drafter's hidden states [anchors, block, hidden] of packed documents, and what they should say.
 
     documents: ids [tokens] each; loss_masks: bool [tokens] each; anchors: positions in them;
     features: [all tokens, taps x hidden].
@@ -275,4 +295,4 @@ def drafter_loss(
     dtype = drafter.norm.weight.dtype
     block = F.embedding(ids.flatten(), embedding).to(dtype)
     hidden = drafter.train_blocks(block, features.to(device=device, dtype=dtype), positions, batch.layout)
-    return block_loss(hidden.view(-1, size, hidden.shape[-1]).to(head.dtype), head, batch.labels, weights)
+    return hidden.view(-1, size, hidden.shape[-1]), batch

@@ -55,9 +55,12 @@ class Evidence:
             champion_report=acceptance(measured),
         )
 
-    def with_training(self, corpus: StageResult, features: StageResult, trained: StageResult) -> Evidence:
-        stages = (*self.stages, corpus, features, trained)
-        return replace(self, stages=stages, corpus=corpus, features=features, trained=trained)
+    def with_training(
+        self, corpus: tuple[StageResult, ...], features: StageResult, trained: StageResult
+    ) -> Evidence:
+        """corpus: the stages that made it; features are of what the last one left."""
+        stages = (*self.stages, *corpus, features, trained)
+        return replace(self, stages=stages, corpus=corpus[-1], features=features, trained=trained)
 
     def with_candidate(self, candidate: Subject, measured: StageResult) -> Evidence:
         return replace(

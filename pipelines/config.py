@@ -40,6 +40,17 @@ class GenerateSection(Section):
     """Prompts per shard; a killed generation repeats one shard per actor at most."""
 
 
+class SelectSection(Section):
+    """Only the most valuable answers are trained on, if a fraction is given."""
+
+    fraction: float | None = Field(None, gt=0.0, lt=1.0)
+    """Share of the answers' tokens kept; unset: all, and nothing is scored."""
+    by: Literal["draft", "random"] = "draft"
+    """What makes an answer valuable: that the champion drafts it badly; random is the control."""
+    anchors_per_answer: int = Field(32, ge=1)
+    """Blocks drafted to score an answer, at most."""
+
+
 class ExtractSection(Section):
     """The target's hidden states become Arrow shards."""
 
@@ -193,6 +204,7 @@ class RealignConfig(Section):
     ray_address: str | None = Field(None, min_length=1)
     """Ray cluster; unset: RAY_ADDRESS if set, else an own local Ray."""
     generate: GenerateSection = GenerateSection()
+    select: SelectSection = SelectSection()
     extract: ExtractSection = ExtractSection()
     drafter: DrafterSection = DrafterSection()
     train: TrainSection = TrainSection()

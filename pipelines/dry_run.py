@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.fingerprint import SHORT
-from pipelines import evaluate, extract, generate, inspect, settled, train
+from pipelines import evaluate, extract, generate, inspect, select, settled, train
 from pipelines.champion import Champion, known_champion
 from pipelines.plan import Plan
 from pipelines.prepare import Prepared
@@ -104,7 +104,12 @@ def describe(prepared: Prepared) -> DryRun:
     feature_bytes = all_tokens * taps * context.checkpoint.config.hidden_size * _BYTES_PER_FEATURE
     generated = generate.plan(context, prompts.train_fingerprint)
     add("generate", generated, f"{turns} answers, at most {tokens:,} tokens")
-    extracted = extract.plan(context, generated.identity, shape.target_layer_ids) if shape else None
+    corpus: Plan | None = generated
+    if config.select.fraction is not None and select.kept_whole(config, current) is None:
+        unknown = current is not None and config.select.by == "draft" and parent is None
+        corpus = None if unknown else select.plan(context, generated.identity, parent)
+        add("select", corpus, f"{config.select.fraction:.0%} of the answers' tokens, by {config.select.by}")
+    extracted = extract.plan(context, corpus.identity, shape.target_layer_ids) if shape and corpus else None
     add("extract", extracted, f"at most {feature_bytes / 1e6:,.1f} MB")
     trained = train.plan(context, extracted.identity, shape, parent) if shape and extracted else None
     duration = f"{config.train.epochs} epochs" if config.train.epochs else f"{config.train.steps} steps"

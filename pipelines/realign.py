@@ -1,7 +1,8 @@
 """The realign flow, read top to bottom: a target checkpoint goes in, a decision comes out.
 
-inspect -> evaluate champion (if any) -> certified, or: generate -> extract -> train -> evaluate candidate
--> gate -> register. Every stage finds its output if it exists, so a rerun of a killed night continues.
+inspect -> evaluate champion (if any) -> certified, or: generate -> select (if asked) -> extract -> train ->
+evaluate candidate -> gate -> register. Every stage finds its output if it exists, so a rerun of a killed
+night continues.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from dflash_core.gate import decide, one_sentence, still_fits
 from dflash_core.types import Outcome, Verdict
-from pipelines import evaluate, extract, generate, inspect, kept_budget, settled, train
+from pipelines import evaluate, extract, generate, inspect, kept_budget, select, settled, train
 from pipelines.champion import fetch_champion
 from pipelines.conclude import Evidence, conclude, finish_promotion
 from pipelines.drafters import candidate_of, gate_policy
@@ -59,13 +60,14 @@ def realign(prepared: Prepared) -> RealignResult:
     parent = champion if champion is not None and not context.config.from_scratch else None
     shape = parent.drafter if parent else prepared.shape
     generated = generate.run(context, generate.plan(context, prompts.train_fingerprint), evidence.inspected)
+    corpus = select.run(context, generated, parent)
     extracted = extract.run(
-        context, extract.plan(context, generated.identity, shape.target_layer_ids), generated
+        context, extract.plan(context, corpus[-1].identity, shape.target_layer_ids), corpus[-1]
     )
     trained = train.run(
         context, train.plan(context, extracted.identity, shape, parent), extracted, shape, parent
     )
-    evidence = evidence.with_training(generated, extracted, trained)
+    evidence = evidence.with_training(corpus, extracted, trained)
 
     candidate = candidate_of(trained, shape)
     measured = evaluate.run(context, prompts.gate_fingerprint, evidence.inspected, candidate)

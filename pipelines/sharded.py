@@ -48,8 +48,8 @@ def work_off(
 ) -> list[Row]:
     """Rows of all tasks, in the tasks' order. `connect` is called only when work is left.
 
-    worker: a class of `pipelines.workers`, by its name: importing it here would load torch into the
-    driver, which has no use for it.
+    worker: a class of `pipelines.workers`, by its name, or of another module of `pipelines`, as
+    "module.Class": importing it here would load torch into the driver, which has no use for it.
 
     `on_row` sees every row once, those of an earlier run first, and whether this run made it.
     """
@@ -74,7 +74,8 @@ def work_off(
 
 
 def _make(worker: str, **arguments: Any) -> ShardWorker:
-    made: ShardWorker = getattr(import_module("pipelines.workers"), worker)(**arguments)
+    module, _, name = worker.rpartition(".")
+    made: ShardWorker = getattr(import_module(f"pipelines.{module or 'workers'}"), name)(**arguments)
     return made
 
 

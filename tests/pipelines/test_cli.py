@@ -42,6 +42,7 @@ def sample_of(name: str, kind: str) -> str:
         "gate.confidence": "0.9",
         "gate.min_tau": "2",
         "drafter.init": "random",
+        "select.by": "random",
         "device": "cpu",
         "dtype": "float32",
     }
