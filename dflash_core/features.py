@@ -1,17 +1,15 @@
-"""Feature shards: the target's tapped hidden states, token by token, in plain Arrow.
+"""Read feature shards: memory-mapped, row by row, as views of the file.
 
-One row a sample, IPC stream format (what `datasets.Dataset.from_file` reads), memory-mapped and read
-without a copy. Hidden states are stored as the bit patterns of bfloat16 in a `large_list<uint16>`:
-Arrow has no bfloat16, and float16 overflows on the outlier channels of real models.
+Opening a shard reads where its record batches lie and how long its rows are, a few bytes a row; what a
+row holds is looked up when it is asked for. Format: `feature_schema.py`.
 """
 
 from __future__ import annotations
 
-import json
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,133 +18,109 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from dflash_core.compact import decode
 from dflash_core.errors import UserError
-from dflash_core.target import Target
-from dflash_core.types import Sample
+from dflash_core.feature_schema import parse_schema
 
-SCHEMA_VERSION = 2
-_META_KEY = b"dflash"
-
-_COLUMNS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("domain", pa.string()),
-        ("input_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("features", pa.large_list(pa.uint16())),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class FeatureMeta:
-    """What a shard's features are of; written into the Arrow schema and checked on reading."""
-
-    target_fingerprint: str
-    layer_ids: tuple[int, ...]
-    hidden_size: int
-    schema_version: int = SCHEMA_VERSION
-
-    @property
-    def width(self) -> int:
-        """Numbers per token: taps x hidden."""
-        return len(self.layer_ids) * self.hidden_size
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""What an Arrow stream ends with."""
 
 
 @dataclass(frozen=True)
 class FeatureRow:
-    """One sample with its features."""
+    """One sample with its features. Tensors are views of the mapped file where not said otherwise."""
 
-    sample: Sample
+    id: str
+    domain: str
+    input_ids: Tensor
+    """[tokens] int32."""
     loss_mask: Tensor
-    """[tokens] bool: where the target itself spoke."""
+    """[tokens] bool: where the target itself spoke. A copy: Arrow packs bits."""
     features: Tensor
-    """[tokens, taps x hidden] bfloat16, a view of the mapped file."""
-
-
-def write_shard(path: Path, meta: FeatureMeta, rows: Iterable[tuple[Sample, Tensor]]) -> int:
-    """Write samples with their features [tokens, taps x hidden]; returns the number of tokens.
-
-    A batch is written per row, so that memory holds one sample at a time.
-    """
-    schema = _COLUMNS.with_metadata({_META_KEY: json.dumps(asdict(meta)).encode()})
-    tokens = 0
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        for sample, features in rows:
-            if features.shape != (len(sample.input_ids), meta.width):
-                raise ValueError(f"features of {sample.id} have shape {tuple(features.shape)}")
-            writer.write_batch(_row_batch(schema, sample, features))
-            tokens += len(sample.input_ids)
-    return tokens
-
-
-def _row_batch(schema: pa.Schema, sample: Sample, features: Tensor) -> pa.RecordBatch:
-    bits = features.to(torch.bfloat16).contiguous().view(torch.uint16).numpy().reshape(-1)
-    offsets = pa.array([0, bits.shape[0]], pa.int64())
-    return pa.record_batch(
-        [
-            pa.array([sample.id], pa.string()),
-            pa.array([sample.domain], pa.string()),
-            pa.array([np.asarray(sample.input_ids, dtype=np.int32)], pa.list_(pa.int32())),
-            pa.array([loss_mask(sample).numpy()], pa.list_(pa.bool_())),
-            pa.LargeListArray.from_arrays(offsets, pa.array(bits)),
-        ],
-        schema=schema,
-    )
+    """[tokens, taps x hidden] bfloat16; a copy where storage is compact."""
+    last_hidden: Tensor | None
+    """[tokens, hidden] bfloat16, after the final norm; None where it was not kept."""
 
 
 class FeatureShard:
-    """A memory-mapped shard with random access to its rows. Raises UserError if it is unreadable."""
+    """A memory-mapped shard with random access to its rows.
+
+    Raises UserError if it is no whole shard of this schema version.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            source = pa.memory_map(str(path), "r")
-            with pa.ipc.open_stream(source) as reader:
-                schema = reader.schema
-                self._batches = list(reader)
-            raw = json.loads((schema.metadata or {})[_META_KEY])
-            raw["layer_ids"] = tuple(raw["layer_ids"])
-            self.meta = FeatureMeta(**raw)
-        except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+            self._file = pa.memory_map(str(path), "r").read_buffer()
+            self._schema, self._starts, sizes = _scan(self._file)
+            self.meta = parse_schema(self._schema)
+        except (OSError, pa.ArrowInvalid, ValueError) as error:
             raise UserError(f"{path} is not a readable feature shard ({error}); extract it again") from None
-        if self.meta.schema_version != SCHEMA_VERSION:
-            raise UserError(
-                f"{path} has feature schema {self.meta.schema_version}, this version reads {SCHEMA_VERSION}; "
-                "extract it again"
-            )
+        self._ends = np.cumsum([len(s) for s in sizes], dtype=np.int64)
+        """Rows up to and with each record batch."""
+        self._lengths = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int32)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._lengths)
 
     def lengths(self) -> list[int]:
-        """Tokens of every row, read without touching the features."""
-        return [len(batch.column("input_ids")[0]) for batch in self._batches]
+        """Tokens of every row."""
+        return self._lengths.tolist()
 
     def longest_span(self) -> int:
         """Most tokens that the target spoke in a row, in any sample."""
-        masks = (_mask(batch) for batch in self._batches)
-        return max((end - start for mask in masks for start, end in _spans(mask)), default=0)
+        return max((_longest_run(batch.column("loss_mask")) for batch in self.batches()), default=0)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The record batches, in the file's order; views of it."""
+        for start in self._starts:
+            yield self._batch(start)
 
     def __getitem__(self, index: int) -> FeatureRow:
-        batch = self._batches[index]
-        ids = batch.column("input_ids")[0].values.to_numpy()
-        bits = batch.column("features")[0].values.to_numpy()
-        # The mapped buffer is read-only; it is only ever read, and copied when moved to a device.
-        features = _read_only(bits).view(torch.bfloat16).view(ids.shape[0], self.meta.width)
-        sample = Sample(
-            id=batch.column("id")[0].as_py(),
-            domain=batch.column("domain")[0].as_py(),
-            input_ids=tuple(ids.tolist()),
-            spans=_spans(mask := _mask(batch)),
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        batch = self._batch(self._starts[number])
+        row = index - (int(self._ends[number - 1]) if number else 0)
+        tokens = int(self._lengths[index])
+        return FeatureRow(
+            id=batch.column("id")[row].as_py(),
+            domain=batch.column("domain")[row].as_py(),
+            input_ids=_view(batch, "input_ids", row),
+            loss_mask=_view(batch, "loss_mask", row),
+            features=self._features(batch, row, tokens).view(tokens, self.meta.width),
+            last_hidden=self._last_hidden(batch, row, tokens),
         )
-        return FeatureRow(sample, torch.from_numpy(mask), features)
+
+    def _features(self, batch: pa.RecordBatch, row: int, tokens: int) -> Tensor:
+        """[tokens, taps, hidden] bfloat16."""
+        stored = _view(batch, "features", row)
+        shape = (tokens, len(self.meta.layer_ids), self.meta.hidden_size)
+        if self.meta.storage == "bf16":
+            return stored.view(torch.bfloat16).view(shape)
+        return decode(stored.view(shape), _view(batch, "feature_scales", row).view(shape[:2]))
+
+    def _last_hidden(self, batch: pa.RecordBatch, row: int, tokens: int) -> Tensor | None:
+        if not self.meta.last_hidden:
+            return None
+        return _view(batch, "last_hidden", row).view(torch.bfloat16).view(tokens, self.meta.hidden_size)
+
+    def _batch(self, start: int) -> pa.RecordBatch:
+        # A reader of its own each time: a file's position would be shared between threads.
+        message = pa.ipc.read_message(pa.BufferReader(self._file.slice(start)))
+        return pa.ipc.read_record_batch(message, self._schema)
 
 
 class FeatureSet(Sequence[FeatureRow]):
-    """Every row of several shards, in their order. Raises UserError if they are of different targets."""
+    """Every row of several shards, in their order.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    `counts` [shards], where given, is how many rows each must have. Raises UserError if a shard has
+    another number of them, or is of another target, other layers or another storage than the first.
+    """
+
+    def __init__(self, paths: Sequence[Path], counts: Sequence[int] | None = None) -> None:
+        if not paths:
+            raise UserError("there is no feature shard to read; extract at least one sample")
         self._shards = [FeatureShard(path) for path in paths]
         self._ends = list(accumulate(len(shard) for shard in self._shards))
         self.meta = self._shards[0].meta
@@ -156,6 +130,9 @@ class FeatureSet(Sequence[FeatureRow]):
                     f"{shard.path} holds features of {shard.meta}, the first shard of {self.meta}; "
                     "extract them again together"
                 )
+        for shard, count in zip(self._shards, counts or map(len, self._shards), strict=True):
+            if len(shard) != count:
+                raise UserError(f"{shard.path} has {len(shard)} of {count} samples; extract it again")
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -173,67 +150,45 @@ class FeatureSet(Sequence[FeatureRow]):
         return max(shard.longest_span() for shard in self._shards)
 
 
-def loss_mask(sample: Sample) -> Tensor:
-    """[tokens] bool: where the target itself spoke."""
-    mask = torch.zeros(len(sample.input_ids), dtype=torch.bool)
-    for start, end in sample.spans:
-        mask[start:end] = True
-    return mask
+def _scan(file: pa.Buffer) -> tuple[pa.Schema, list[int], list[np.ndarray]]:
+    """The schema, where each record batch begins, and the tokens of each of its rows.
+
+    Raises ValueError or ArrowInvalid for a stream that does not reach its end. Of the bodies only the
+    pages that hold the lengths are read.
+    """
+    if file.size < len(_END) or file.slice(file.size - len(_END)).to_pybytes() != _END:
+        raise ValueError("it does not end as an Arrow stream does")
+    source = pa.BufferReader(file)
+    schema = pa.ipc.read_schema(source)
+    parse_schema(schema)
+    starts, sizes = [], []
+    while (start := source.tell()) < file.size - len(_END):
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
+        starts.append(start)
+        sizes.append(np.diff(batch.column("input_ids").offsets.to_numpy()))
+    return schema, starts, sizes
 
 
-def _mask(batch: pa.RecordBatch) -> np.ndarray:
-    """bool [tokens]; Arrow packs bits, so this is a copy, of an eighth of a byte a token."""
-    mask: np.ndarray = batch.column("loss_mask")[0].values.to_numpy(zero_copy_only=False)
-    return mask
+def _view(batch: pa.RecordBatch, column: str, row: int) -> Tensor:
+    """The flat values of one row; a view of the mapped file, except for booleans."""
+    return tensor_of(batch.column(column)[row].values)
 
 
-def _spans(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
-    return tuple(zip(edges[::2], edges[1::2], strict=True))
+def tensor_of(values: pa.Array) -> Tensor:
+    """A flat column's values as a tensor, without a copy unless they are booleans.
 
-
-def _read_only(bits: np.ndarray) -> Tensor:
+    The mapped file is read-only. torch knows no such tensor, so nobody may write to one.
+    """
+    array = values.to_numpy(zero_copy_only=not pa.types.is_boolean(values.type))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
-        return torch.from_numpy(bits)
+        return torch.from_numpy(array)
 
 
-def extract(
-    target: Target, samples: Iterable[Sample], layer_ids: tuple[int, ...], *, batch_tokens: int
-) -> Iterator[tuple[Sample, Tensor]]:
-    """Features of each sample, in the order given, [tokens, taps x hidden] on the CPU.
-
-    Neighbors are batched while rows x longest <= `batch_tokens` (feed them sorted by length). They
-    are padded on the right, where causal attention leaves the real tokens untouched.
-    """
-    for batch in token_batches(samples, batch_tokens):
-        longest = max(len(s.input_ids) for s in batch)
-        ids = torch.zeros(len(batch), longest, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, sample in enumerate(batch):
-            ids[row, : len(sample.input_ids)] = torch.tensor(sample.input_ids)
-            mask[row, : len(sample.input_ids)] = 1
-        tapped = target.tap(
-            ids.to(target.device), layer_ids, None if bool(mask.all()) else mask.to(target.device)
-        )
-        features = tapped.to(torch.bfloat16).cpu()
-        if not torch.isfinite(features).all():
-            names = ", ".join(s.id for s in batch)
-            raise UserError(f"the target gives NaN or infinite features on {names}; check the checkpoint")
-        for row, sample in enumerate(batch):
-            yield sample, features[row, : len(sample.input_ids)]
-
-
-def token_batches(samples: Iterable[Sample], batch_tokens: int) -> Iterator[list[Sample]]:
-    """Runs of neighbors with rows x longest <= `batch_tokens`; a longer sample stands alone."""
-    batch: list[Sample] = []
-    longest = 0
-    for sample in samples:
-        longest_with = max(longest, len(sample.input_ids))
-        if batch and longest_with * (len(batch) + 1) > batch_tokens:
-            yield batch
-            batch, longest_with = [], len(sample.input_ids)
-        batch.append(sample)
-        longest = longest_with
-    if batch:
-        yield batch
+def _longest_run(masks: pa.ListArray) -> int:
+    """Most true values in a row, in any of the lists."""
+    values = masks.values.to_numpy(zero_copy_only=False)
+    # A false one before every list, and after the last, keeps runs from crossing.
+    padded = np.insert(values, masks.offsets.to_numpy(), False)
+    edges = np.flatnonzero(np.diff(padded))
+    return int((edges[1::2] - edges[::2]).max(initial=0))

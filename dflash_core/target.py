@@ -9,7 +9,7 @@ tapped layer. Layer id i means the *output of decoder layer i* (0-based), which 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,10 @@ class TargetOutput:
     """[batch, kept tokens, vocab]."""
 
 
+KeepTap = Callable[[int, int, Tensor], None]
+"""Takes a layer id, the position of the first token, and hidden states [batch, tokens, hidden]."""
+
+
 class _StopForwardError(Exception):
     """Ends a forward after the last tapped layer; never leaves this module."""
 
@@ -49,16 +53,15 @@ class Target:
         self.model.generation_config = GenerationConfig()
         self.layers = decoder_layers(model)
         self.hidden_size = int(model.config.hidden_size)
-        self._wanted: tuple[int, ...] = ()
+        self._keep: Callable[[int, Tensor], None] | None = None
         self._stop_after: int | None = None
-        self._taps: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             layer.register_forward_hook(self._hook(index))
 
     def _hook(self, index: int) -> Any:
         def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-            if index in self._wanted:
-                self._taps[index] = output[0] if isinstance(output, tuple) else output
+            if self._keep is not None:
+                self._keep(index, output[0] if isinstance(output, tuple) else output)
             if index == self._stop_after:
                 raise _StopForwardError
 
@@ -106,39 +109,87 @@ class Target:
         `logits_to_keep=n` gives the logits of the last n tokens only (0: all of them). Without
         `layer_ids` the features are of width 0.
         """
-        with self._tapping(layer_ids):
+        taps: dict[int, Tensor] = {}
+
+        def pick(index: int, hidden: Tensor) -> None:
+            if index in layer_ids:
+                taps[index] = hidden
+
+        with self._tapping(pick):
             output = self.model(
                 input_ids=input_ids,
                 cache=cache,
                 use_cache=cache is not None,
                 logits_to_keep=logits_to_keep,
             )
-            return TargetOutput(self._joined(layer_ids, input_ids), output.logits)
+        # A model that is spread over devices leaves its layers' outputs on all of them.
+        kept = [taps[index].to(self.device) for index in layer_ids]
+        width = torch.empty(*input_ids.shape, 0, dtype=self.dtype, device=self.device)
+        return TargetOutput(torch.cat(kept, dim=-1) if kept else width, output.logits)
 
     @torch.inference_mode()
     def tap(
-        self, input_ids: Tensor, layer_ids: Sequence[int], attention_mask: Tensor | None = None
-    ) -> Tensor:
-        """Features [batch, tokens, taps x hidden] only: the forward ends after the last tapped layer."""
+        self,
+        input_ids: Tensor,
+        layer_ids: Sequence[int],
+        keep: KeepTap,
+        *,
+        chunk_tokens: int | None = None,
+        last_hidden: bool = False,
+    ) -> None:
+        """Give `keep` the hidden states of `input_ids` [batch, tokens] as they appear; nothing else is kept.
+
+        The forward ends after the last tapped layer, and makes no logits. last_hidden: it goes on to the
+        end and gives the final hidden states, after the model's last norm, as layer `num_layers`.
+        chunk_tokens: more tokens than that pass in chunks through a KV cache, so that activations and
+        masks stay as large as a chunk needs; the result is the same up to rounding. A target whose
+        rotary frequencies depend on the length passes whole, since in chunks it would compute something
+        else.
+        """
         if not layer_ids:
             raise ValueError("name at least one layer to tap")
-        with self._tapping(layer_ids, stop_after=max(layer_ids)):
-            with contextlib.suppress(_StopForwardError):
-                self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-            return self._joined(layer_ids, input_ids)
+        length = input_ids.shape[1]
+        whole = chunk_tokens is None or length <= chunk_tokens or self._rotates_by_length()
+        step = length if whole or chunk_tokens is None else chunk_tokens
+        last = self.num_layers - 1 if last_hidden else max(layer_ids)
+        cache = None if whole else self._cache_of(last + 1)
+        for begin in range(0, length, step):
+
+            def pass_on(index: int, hidden: Tensor, begin: int = begin) -> None:
+                if index in layer_ids:
+                    keep(index, begin, hidden)
+
+            with (
+                self._tapping(pass_on, None if last_hidden else last),
+                contextlib.suppress(_StopForwardError),
+            ):
+                output = self.model.base_model(
+                    input_ids=input_ids[:, begin : begin + step],
+                    position_ids=torch.arange(begin, min(begin + step, length), device=input_ids.device)[
+                        None
+                    ],
+                    cache=cache,
+                    use_cache=cache is not None,
+                )
+                keep(self.num_layers, begin, output.last_hidden_state)
+
+    def _cache_of(self, num_layers: int) -> DynamicCache:
+        """A cache for the first layers only: transformers sizes its masks by layers that have been run."""
+        cache = DynamicCache(config=self.model.config)
+        del cache.layers[num_layers:]
+        return cache
+
+    def _rotates_by_length(self) -> bool:
+        rope = getattr(self.model.config, "rope_parameters", None) or {}
+        return rope.get("rope_type") in ("dynamic", "longrope")
 
     @contextlib.contextmanager
-    def _tapping(self, layer_ids: Sequence[int], stop_after: int | None = None) -> Iterator[None]:
-        self._wanted, self._stop_after = tuple(layer_ids), stop_after
+    def _tapping(self, keep: Callable[[int, Tensor], None], stop_after: int | None = None) -> Iterator[None]:
+        self._keep, self._stop_after = keep, stop_after
         try:
             yield
         finally:
-            self._wanted, self._stop_after, self._taps = (), None, {}
-
-    def _joined(self, layer_ids: Sequence[int], input_ids: Tensor) -> Tensor:
-        if not layer_ids:
-            return torch.empty(*input_ids.shape, 0, dtype=self.dtype, device=self.device)
-        return torch.cat([self._taps[i] for i in layer_ids], dim=-1)
+            self._keep, self._stop_after = None, None
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -198,7 +198,7 @@ class Trainer:
         """Accumulate gradients of the *summed* loss; returns [loss, weight, chain, blocks, tokens]."""
         self.optimizer.zero_grad(set_to_none=True)
         rows = [self.rows[i] for i in share]
-        documents = [torch.tensor(row.sample.input_ids) for row in rows]
+        documents = [row.input_ids.long() for row in rows]
         masks = [row.loss_mask for row in rows]
         anchors = [
             draw_anchors(

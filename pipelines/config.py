@@ -58,6 +58,12 @@ class ExtractSection(Section):
     """Tokens per shard, about; a killed extraction repeats one shard per actor at most."""
     batch_tokens: int = Field(4_096, ge=1)
     """Tokens of one forward pass, about; a longer sample passes alone."""
+    chunk_tokens: int = Field(4_096, ge=1)
+    """Tokens of a longer sample that pass at once; the rest follows through the KV cache."""
+    storage: Literal["bf16", "compact"] = "bf16"
+    """How features are kept: as they are, or in half the bytes (float8 with a scale per token and tap)."""
+    last_hidden: bool = False
+    """Keep the final hidden states too, from which the target's distribution can be computed again."""
 
 
 class DrafterSection(Section):

@@ -11,7 +11,7 @@ from pipelines.sharded import Row, peak_memory, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 
 
 def plan(context: Context, generate_identity: str, layer_ids: tuple[int, ...]) -> Plan:
@@ -21,6 +21,8 @@ def plan(context: Context, generate_identity: str, layer_ids: tuple[int, ...]) -
         "samples": generate_identity,
         "layer_ids": list(layer_ids),
         "shard_tokens": context.config.extract.shard_tokens,
+        "storage": context.config.extract.storage,
+        "last_hidden": context.config.extract.last_hidden,
         "dtype": context.placement.dtype,
     }
     return Plan("extract", inputs, CODE_VERSION)
@@ -29,9 +31,10 @@ def plan(context: Context, generate_identity: str, layer_ids: tuple[int, ...]) -
 def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
     """Features in `features-NNNNN.arrow`; resumable shard by shard."""
     layer_ids = tuple(planned.inputs["layer_ids"])
+    settings = context.config.extract
 
     def body(workspace: Workspace) -> dict[str, Any]:
-        tasks = _tasks(generated, context.config.extract.shard_tokens or 65_536)
+        tasks = _tasks(generated, settings.shard_tokens or 65_536)
         with progress("extract", generated.artifact.meta["samples"], "samples") as bar:
             rows = work_off(
                 workspace,
@@ -42,8 +45,15 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
                     "placement": context.placement,
                     "workspace": workspace,
                     "generated": generated.artifact,
-                    "layer_ids": layer_ids,
-                    "batch_tokens": context.config.extract.batch_tokens,
+                    "kept": {
+                        "layer_ids": layer_ids,
+                        "storage": settings.storage,
+                        "last_hidden": settings.last_hidden,
+                    },
+                    "batching": {
+                        "batch_tokens": settings.batch_tokens,
+                        "chunk_tokens": settings.chunk_tokens,
+                    },
                 },
                 tasks,
                 context.placement,
@@ -56,6 +66,7 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
         return {
             **totals,
             "shards": [row["name"] for row in rows],
+            "shard_samples": [row["samples"] for row in rows],
             "layer_ids": list(layer_ids),
             "peak_mb": peak_memory(rows),
         }

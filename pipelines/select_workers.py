@@ -11,9 +11,11 @@ from dflash_core import corpus
 from dflash_core.artifacts import Artifact, Workspace
 from dflash_core.drafter import Drafter, load_drafter
 from dflash_core.drafter_config import check_fits
-from dflash_core.features import extract, loss_mask
+from dflash_core.extraction import extract
+from dflash_core.feature_schema import FeatureMeta
 from dflash_core.selection import Rank, draft_score, random_score
 from dflash_core.target_guard import TargetGuard
+from dflash_core.token_batches import loss_mask
 from dflash_core.types import Checkpoint, Sample
 from pipelines.placement import Placement, torch_dtype
 from pipelines.sharded import Row, ShardWorker
@@ -46,6 +48,8 @@ class ScoreWorker(ShardWorker):
             kind = torch_dtype(placement.dtype)
             self.drafter = load_drafter(directory, device=placement.device, dtype=kind)
             check_fits(self.drafter.config, checkpoint.config, where=str(directory))
+            taps = self.drafter.config.target_layer_ids
+            self.meta = FeatureMeta(checkpoint.fingerprint, taps, checkpoint.config.hidden_size)
 
     def work(self, task: Row) -> Row:
         """Task: {"name", "samples": file}. Leaves [[id, tokens, score], ...] in the samples' order."""
@@ -65,7 +69,13 @@ class ScoreWorker(ShardWorker):
         if self.drafter is None:
             return {s.id: random_score(s.id, self.seed) for s in samples}
         by_length = sorted(samples, key=lambda s: (len(s.input_ids), s.id))
-        taps = self.drafter.config.target_layer_ids
+        batches = extract(
+            self.target,
+            by_length,
+            self.meta,
+            batch_tokens=self.batch_tokens,
+            chunk_tokens=self.batch_tokens,
+        )
         return {
             sample.id: draft_score(
                 self.drafter,
@@ -76,7 +86,8 @@ class ScoreWorker(ShardWorker):
                 features,
                 most_anchors=self.most_anchors,
             )
-            for sample, features in extract(self.target, by_length, taps, batch_tokens=self.batch_tokens)
+            for batch in batches
+            for sample, features in batch.rows()
         }
 
 

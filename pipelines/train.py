@@ -154,7 +154,8 @@ def train_worker(job: dict[str, Any]) -> None:
     options = dict(job["options"])
     options["gamma"] = options["gamma"] or default_gamma(job["drafter"].block_size)
     extracted: Artifact = job["extracted"]
-    rows = FeatureSet([extracted.local(name) for name in extracted.meta["shards"]])
+    shards = [extracted.local(name) for name in extracted.meta["shards"]]
+    rows = FeatureSet(shards, extracted.meta["shard_samples"])
     embedding, head = frozen_pair(
         Path(job["target_path"]), device=placement.device, dtype=torch_dtype(placement.dtype)
     )

@@ -19,7 +19,10 @@ from dflash_core.checkpoint import load_tokenizer
 from dflash_core.drafter import load_drafter
 from dflash_core.drafter_config import check_fits
 from dflash_core.evaluation import DecodeSettings, evaluate_prompt
-from dflash_core.features import FeatureMeta, extract, write_shard
+from dflash_core.extraction import extract
+from dflash_core.feature_check import check_shard
+from dflash_core.feature_schema import FeatureMeta
+from dflash_core.feature_writer import write_shard
 from dflash_core.prompts import load_prompts
 from dflash_core.repetition import repeats_endlessly
 from dflash_core.target import Target, load_target
@@ -133,13 +136,14 @@ class ExtractWorker(ShardWorker):
         placement: Placement,
         workspace: Workspace,
         generated: Artifact,
-        layer_ids: tuple[int, ...],
-        batch_tokens: int,
+        kept: dict[str, Any],
+        batching: dict[str, int],
     ) -> None:
+        """`kept`: what of each sample, as `FeatureMeta` names it. `batching`: keywords of `extract`."""
         self.guard, self.workspace = guard, workspace
-        self.generated, self.batch_tokens = generated, batch_tokens
+        self.generated, self.batching = generated, batching
         self.target = start_target(checkpoint, placement)
-        self.meta = FeatureMeta(checkpoint.fingerprint, layer_ids, checkpoint.config.hidden_size)
+        self.meta = FeatureMeta(checkpoint.fingerprint, hidden_size=checkpoint.config.hidden_size, **kept)
 
     def work(self, task: Row) -> Row:
         """Task: {"name", "samples": [file, ...]}."""
@@ -149,8 +153,9 @@ class ExtractWorker(ShardWorker):
         )
         samples = sorted(unsorted, key=lambda s: (len(s.input_ids), s.id))
         with self.workspace.scratch() as scratch:
-            rows = extract(self.target, samples, self.meta.layer_ids, batch_tokens=self.batch_tokens)
-            tokens = write_shard(scratch / "features", self.meta, rows)
+            batches = extract(self.target, samples, self.meta, **self.batching)
+            tokens = write_shard(scratch / "features", self.meta, batches)
+            check_shard(scratch / "features", self.meta, samples)
             record = self.workspace.put(task["name"], scratch / "features")
         return {
             "samples": len(samples),

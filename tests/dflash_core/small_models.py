@@ -17,7 +17,10 @@ from transformers import (
 from dflash_core.corpus import generate_batch
 from dflash_core.drafter import Drafter, new_drafter
 from dflash_core.drafter_config import DrafterConfig
-from dflash_core.features import FeatureMeta, FeatureSet, extract, write_shard
+from dflash_core.extraction import extract
+from dflash_core.feature_schema import FeatureMeta
+from dflash_core.feature_writer import write_shard
+from dflash_core.features import FeatureSet
 from dflash_core.objective import default_gamma
 from dflash_core.target import Target
 from dflash_core.training import Trainer, TrainOptions
@@ -95,6 +98,17 @@ def greedy_samples(
     ]
 
 
+def tapped(
+    target: Target, ids: torch.Tensor, layers: tuple[int, ...], chunk_tokens: int | None = None
+) -> torch.Tensor:
+    """Hidden states [batch, tokens, taps x hidden] after `layers`, as `Target.tap` gives them."""
+    pieces: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    target.tap(
+        ids, layers, lambda layer, _begin, hidden: pieces[layer].append(hidden), chunk_tokens=chunk_tokens
+    )
+    return torch.cat([torch.cat(pieces[layer], dim=1) for layer in layers], dim=-1)
+
+
 def train_options(config: DrafterConfig, *, steps: int, **changes: object) -> TrainOptions:
     """Options for a run of a few seconds."""
     values: dict[str, object] = {
@@ -114,7 +128,7 @@ def train_options(config: DrafterConfig, *, steps: int, **changes: object) -> Tr
 def feature_set(target: Target, config: DrafterConfig, samples: list[Sample], path: Path) -> FeatureSet:
     """Features of the samples, written to a real shard and read back."""
     meta = FeatureMeta("0" * 64, config.target_layer_ids, config.hidden_size)
-    write_shard(path, meta, extract(target, samples, config.target_layer_ids, batch_tokens=512))
+    write_shard(path, meta, extract(target, samples, meta, batch_tokens=512))
     return FeatureSet([path])
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dflash_core.drafter import ContextCache, Drafter, new_drafter
-from dflash_core.features import loss_mask
 from dflash_core.selection import Rank, draft_score, lowest_kept, random_score, spread_anchors
 from dflash_core.target import Target
+from dflash_core.token_batches import loss_mask
 from dflash_core.training import Trainer
 from dflash_core.types import Sample
 from tests.dflash_core.small_models import (
@@ -16,6 +16,7 @@ from tests.dflash_core.small_models import (
     feature_set,
     greedy_samples,
     random_target,
+    tapped,
     train_options,
 )
 
@@ -40,7 +41,7 @@ def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Drafter
 
 def _score(target: Target, drafter: Drafter, sample: Sample, most: int) -> float:
     ids = torch.tensor(sample.input_ids)
-    features = target.tap(ids[None], drafter.config.target_layer_ids)[0]
+    features = tapped(target, ids[None], drafter.config.target_layer_ids)[0]
     return draft_score(
         drafter,
         target.embedding_weight,
@@ -57,7 +58,7 @@ def _refused(target: Target, drafter: Drafter, sample: Sample, anchors: list[int
     """The same, draft by draft: what decoding from each anchor would have accepted."""
     size = drafter.config.block_size
     ids = torch.tensor(sample.input_ids)
-    features = target.tap(ids[None], drafter.config.target_layer_ids)[0]
+    features = tapped(target, ids[None], drafter.config.target_layer_ids)[0]
     accepted = possible = 0
     for anchor in anchors:
         end = next(stop for start, stop in sample.spans if start <= anchor < stop)

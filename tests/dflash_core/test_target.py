@@ -1,18 +1,16 @@
-"""Taps against transformers' own hidden states, the early stop, and features through a shard and back."""
+"""Taps against transformers' own hidden states, the early stop, and long samples in chunks."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import copy
 
-import datasets
 import pytest
 import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
 
-from dflash_core.errors import UserError
-from dflash_core.features import FeatureMeta, FeatureSet, FeatureShard, extract, token_batches, write_shard
 from dflash_core.target import Target
-from dflash_core.types import Sample
-from tests.dflash_core.small_models import greedy_samples, random_prompt, random_target
+from tests.dflash_core.small_models import random_prompt, random_target, tapped
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
@@ -30,7 +28,7 @@ def _hidden_states(target: Target, ids: torch.Tensor, layers: tuple[int, ...]) -
 def test_taps_are_the_outputs_of_the_layers_named(target: Target) -> None:
     ids = torch.tensor([random_prompt(17, seed=1), random_prompt(17, seed=2)])
     expected = _hidden_states(target, ids, (0, 2))
-    assert torch.equal(target.tap(ids, (0, 2)), expected)
+    assert torch.equal(tapped(target, ids, (0, 2)), expected)
     output = target.forward(ids, layer_ids=(0, 2))
     assert torch.equal(output.features, expected)
     assert torch.allclose(output.logits, target.model(ids).logits)
@@ -43,7 +41,7 @@ def test_the_forward_stops_after_the_last_tapped_layer(target: Target) -> None:
         for index, layer in enumerate(target.layers)
     ]
     try:
-        target.tap(torch.tensor([random_prompt(5, seed=0)]), (0, 1))
+        tapped(target, torch.tensor([random_prompt(5, seed=0)]), (0, 1))
     finally:
         for handle in handles:
             handle.remove()
@@ -52,76 +50,70 @@ def test_the_forward_stops_after_the_last_tapped_layer(target: Target) -> None:
 
 def test_an_error_inside_a_forward_leaves_no_tap_behind(target: Target) -> None:
     with pytest.raises(IndexError):
-        target.tap(torch.tensor([[10**6]]), (0, 1))
+        tapped(target, torch.tensor([[10**6]]), (0, 1))
     assert torch.isfinite(target.forward(torch.tensor([[1, 2]])).logits).all()
 
 
-def test_batched_features_equal_those_of_each_sample_alone(target: Target, tmp_path: Path) -> None:
-    samples = [
-        Sample(
-            str(i),
-            "test",
-            tuple(random_prompt(length, seed=i)),
-            ((1, 2), (3, length)) if length > 3 else ((1, 3),),
-        )
-        for i, length in enumerate((3, 9, 9, 14, 40))
-    ]
-    layers = (0, 1, 2)
-    meta = FeatureMeta("a" * 64, layers, target.hidden_size)
-    write_shard(tmp_path / "s.arrow", meta, extract(target, samples, layers, batch_tokens=30))
-    shard = FeatureShard(tmp_path / "s.arrow")
-    assert len(shard) == 5
-    assert shard.lengths() == [3, 9, 9, 14, 40]
-    for row, sample in zip((shard[i] for i in range(5)), samples, strict=True):
-        assert row.sample == sample
-        alone = _hidden_states(target, torch.tensor([sample.input_ids]), layers)[0]
-        assert row.features.dtype == torch.bfloat16
-        # bfloat16 keeps 8 bits of mantissa.
-        assert (row.features.float() - alone).abs().max() <= alone.abs().max() / 128
+@pytest.mark.parametrize("chunk", [1, 7, 16, 40, 64])
+def test_chunks_through_the_cache_equal_the_whole_forward(target: Target, chunk: int) -> None:
+    ids = torch.tensor([random_prompt(40, seed=1), random_prompt(40, seed=2)])
+    whole = _hidden_states(target, ids, (0, 2))
+    assert (tapped(target, ids, (0, 2), chunk) - whole).abs().max() <= 1e-5 * whole.abs().max()
 
 
-def test_shards_are_what_datasets_reads(target: Target, tmp_path: Path) -> None:
-    samples = greedy_samples(target, count=3, new_tokens=6)
-    meta = FeatureMeta("a" * 64, (1,), target.hidden_size)
-    path = tmp_path / "s.arrow"
-    write_shard(path, meta, extract(target, samples, (1,), batch_tokens=64))
-    dataset = datasets.Dataset.from_file(str(path))
-    assert dataset.column_names == ["id", "domain", "input_ids", "loss_mask", "features"]
-    assert [i for i, spoken in enumerate(dataset[1]["loss_mask"]) if spoken] == list(
-        range(*samples[1].spans[0])
+def _layered(layer_types: list[str], **rope: object) -> Target:
+    """A Qwen3 whose layers are of these kinds, with a window of 6."""
+    config = copy.deepcopy(random_target("qwen3", seed=2).model.config)
+    config.layer_types, config.sliding_window, config.use_sliding_window = layer_types, 6, True
+    config.rope_parameters = {**config.rope_parameters, **rope}
+    torch.manual_seed(5)
+    return Target(Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa").eval())
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    "layer_types",
+    [
+        [_SLIDING] * 4,
+        [_FULL, _SLIDING, _FULL, _SLIDING],
+        # The first full layer comes after the last tap and never runs.
+        [_SLIDING, _SLIDING, _SLIDING, _FULL],
+    ],
+)
+@pytest.mark.parametrize("chunk", [3, 6, 11])
+def test_sliding_windows_see_as_far_in_chunks(layer_types: list[str], chunk: int) -> None:
+    target = _layered(layer_types)
+    ids = torch.tensor([random_prompt(40, seed=3)])
+    whole = _hidden_states(target, ids, (0, 2))
+    assert (whole - _hidden_states(_layered([_FULL] * 4), ids, (0, 2))).abs().max() > 1e-2
+    assert (tapped(target, ids, (0, 2), chunk) - whole).abs().max() <= 1e-5 * whole.abs().max()
+
+
+def test_frequencies_that_depend_on_the_length_keep_a_sample_whole() -> None:
+    target = _layered([_FULL] * 4, rope_type="dynamic", factor=2.0)
+    target.model.config.max_position_embeddings = 16
+    ids = torch.tensor([random_prompt(40, seed=3)])
+    assert torch.equal(tapped(target, ids, (0, 2), 8), _hidden_states(target, ids, (0, 2)))
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_the_last_hidden_state_gives_the_logits_through_the_head(target: Target, chunk: int | None) -> None:
+    """And no logits are made on the way."""
+    ids = torch.tensor([random_prompt(17, seed=1)])
+    pieces: list[Tensor] = []
+    heads: list[int] = []
+    handle = target.model.lm_head.register_forward_hook(lambda *_: heads.append(1))
+    target.tap(
+        ids,
+        (1,),
+        lambda layer, _begin, hidden: pieces.append(hidden) if layer == target.num_layers else None,
+        chunk_tokens=chunk,
+        last_hidden=True,
     )
-    assert dataset[1]["input_ids"] == list(samples[1].input_ids)
-    assert len(dataset[1]["features"]) == len(samples[1].input_ids) * target.hidden_size
-
-
-def test_shards_of_different_targets_do_not_mix(target: Target, tmp_path: Path) -> None:
-    paths = []
-    for name in ("a", "b"):
-        meta = FeatureMeta(name * 64, (1,), target.hidden_size)
-        path = tmp_path / f"{name}.arrow"
-        samples = greedy_samples(target, count=2, new_tokens=4)
-        write_shard(path, meta, extract(target, samples, (1,), batch_tokens=64))
-        paths.append(path)
-    with pytest.raises(UserError, match=r"b\.arrow"):
-        FeatureSet(paths)
-    assert len(FeatureSet(paths[:1])) == 2
-
-
-def test_a_damaged_shard_is_named(target: Target, tmp_path: Path) -> None:
-    path = tmp_path / "s.arrow"
-    meta = FeatureMeta("a" * 64, (1,), target.hidden_size)
-    samples = greedy_samples(target, count=2, new_tokens=4)
-    write_shard(path, meta, extract(target, samples, (1,), batch_tokens=64))
-    data = path.read_bytes()
-    for cut in (0, 10, len(data) // 2, len(data) - 20):
-        path.write_bytes(data[:cut])
-        with pytest.raises(UserError, match=r"s\.arrow"):
-            FeatureShard(path)
-
-
-def test_batches_keep_to_the_budget() -> None:
-    samples = [Sample(str(n), "test", (0,) * n, ()) for n in (1, 2, 3, 50, 3, 2)]
-    batches = list(token_batches(samples, 12))
-    assert [s for batch in batches for s in batch] == samples
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(len(s.input_ids) for s in batch) <= 12
+    handle.remove()
+    assert not heads
+    logits = torch.cat(pieces, dim=1) @ target.head_weight.T
+    expected = target.forward(ids).logits
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -23,6 +23,7 @@ from tests.dflash_core.small_models import (
     feature_set,
     greedy_samples,
     random_target,
+    tapped,
     train_options,
 )
 
@@ -71,7 +72,7 @@ def test_the_training_forward_equals_the_decoding_forward(
     drafter = new_drafter(config, start=None, seed=1)
     samples = greedy_samples(target, count=2, new_tokens=20)
     documents = [torch.tensor(s.input_ids) for s in samples]
-    features = [target.tap(d[None], config.target_layer_ids)[0] for d in documents]
+    features = [tapped(target, d[None], config.target_layer_ids)[0] for d in documents]
     anchors = [torch.arange(1, 26), torch.tensor([8, 9, 20])]
     masks = [torch.ones(len(d), dtype=torch.bool) for d in documents]
     batch = pack_anchors(documents, masks, anchors, config.block_size)
