@@ -31,19 +31,38 @@ def render(
     thinking: bool | None = None,
 ) -> list[int]:
     """Token ids of the conversation with the assistant's turn opened; `tools`, `thinking`: as in Prompt."""
+    encoded = _apply(tokenizer, messages, tools, thinking, tokenize=True, return_dict=True)
+    return list(cast("dict[str, list[int]]", encoded)["input_ids"])
+
+
+def render_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    tools: str = "",
+    thinking: bool | None = None,
+) -> str:
+    """The text whose tokens `render` gives."""
+    return str(_apply(tokenizer, messages, tools, thinking, tokenize=False))
+
+
+def _apply(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: str,
+    thinking: bool | None,
+    **how: Any,
+) -> Any:
     told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
     told["tools"] = json.loads(tools) if tools else None
     conversation = [_plain(message) for message in messages]
     try:
-        encoded = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=True, tokenize=True, return_dict=True, **told
-        )
+        return tokenizer.apply_chat_template(conversation, **{"add_generation_prompt": True, **how, **told})
     except Exception as error:  # a template is the user's program and can raise anything
         raise UserError(
             f"the chat template cannot render the roles {[m.role for m in messages]} ({error}); "
             "mend the prompts or pass --chat-template"
         ) from error
-    return list(cast("dict[str, list[int]]", encoded)["input_ids"])
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     INTERNAL = 1
     """Our own fault; a traceback is printed."""
     BAD_INPUT = 2
-    """Bad input or configuration: nothing was registered and no artifact was left behind."""
+    """Bad input or configuration: nothing was registered and nothing half-made was left behind."""
     REJECTED = 3
     """The gate refused the candidate."""
     HELD = 4

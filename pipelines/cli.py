@@ -116,6 +116,8 @@ def _add_flag(group: Any, field: ConfigField) -> None:
         group.add_argument(
             field.flag, dest=field.name, help=text, default=None, action=argparse.BooleanOptionalAction
         )
+    elif field.repeats:
+        group.add_argument(field.flag, dest=field.name, help=text, action="append", metavar=field.metavar)
     else:
         value = _split if field.is_list else str
         group.add_argument(field.flag, dest=field.name, help=text, type=value, metavar=field.metavar)

@@ -36,6 +36,8 @@ CODE_VERSION = 3
 class Evidence:
     """What the flow has made and measured so far."""
 
+    drawn: StageResult
+    """The prompts."""
     inspected: StageResult
     stages: tuple[StageResult, ...] = ()
     champion: Champion | None = None
@@ -72,7 +74,7 @@ class Evidence:
 
     @property
     def all_stages(self) -> tuple[StageResult, ...]:
-        return (self.inspected, *self.stages)
+        return (self.drawn, self.inspected, *self.stages)
 
 
 def conclude(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Scalar = str | int | float | bool | None
 
@@ -34,6 +34,8 @@ class GenerateSection(Section):
     """Longest answer, in tokens."""
     temperature: float = Field(0.0, ge=0.0, le=10.0)
     """Sampling temperature of the training answers; 0 is greedy."""
+    thinking: Literal["default", "on", "off", "both"] = "default"
+    """What the chat template is told of prompts that don't say themselves, the gate's too; a domain each."""
     batch_size: int | None = Field(None, ge=1)
     """Prompts decoded together by one actor."""
     shard_prompts: int | None = Field(None, ge=1)
@@ -134,6 +136,8 @@ class EvaluateSection(Section):
 
     num_prompts: int | None = Field(None, ge=1)
     """Held-out prompts measured, at most."""
+    held_out_share: float = Field(0.125, gt=0.0, le=0.5)
+    """Share of the prompts that is never trained on, where no eval_prompts are given."""
     max_new_tokens: int | None = Field(None, ge=2)
     """Longest answer, in tokens."""
     temperature: float = Field(0.0, ge=0.0, le=10.0)
@@ -185,10 +189,10 @@ class RealignConfig(Section):
 
     target: str = Field(min_length=1)
     """Checkpoint to align with: a directory or a hub id."""
-    prompts: Path | None = None
-    """Training prompts, JSON lines; unset: the shipped set."""
-    eval_prompts: Path | None = None
-    """Held-out prompts for the gate, JSON lines; unset: the shipped set."""
+    prompts: tuple[str, ...] | None = Field(None, min_length=1)
+    """Training prompts: a file, folder or hub id (see above); unset: the shipped set."""
+    eval_prompts: tuple[str, ...] | None = Field(None, min_length=1)
+    """Held-out prompts for the gate, as --prompts; unset: held out of --prompts, or the shipped set."""
     store: str = Field("dflash-store", min_length=1)
     """Where stage outputs are kept: a directory or an fsspec URI."""
     tracking_uri: str | None = Field(None, min_length=1)
@@ -218,9 +222,19 @@ class RealignConfig(Section):
     gate: GateSection = GateSection()
     resources: ResourcesSection = ResourcesSection()
 
+    @field_validator("prompts", "eval_prompts", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return as_sources(value)
+
     def flat(self) -> dict[str, Scalar]:
         """Dotted name -> scalar, for MLflow's params: paths as text, lists joined by commas."""
         return dict(_flatten("", self))
+
+
+def as_sources(value: Any) -> Any:
+    """One source as a list of one: a file may say either."""
+    return (str(value),) if isinstance(value, (str, Path)) else value
 
 
 def _flatten(prefix: str, section: Section) -> Iterator[tuple[str, Scalar]]:

@@ -77,8 +77,8 @@ def _build(path: Path, base: Path | None) -> None:
 def _realign(home: Path, target: str) -> RealignResult:
     config = RealignConfig(
         target=str(home / target),
-        prompts=home / "train.jsonl",
-        eval_prompts=home / "gate.jsonl",
+        prompts=(str(home / "train.jsonl"),),
+        eval_prompts=(str(home / "gate.jsonl"),),
         store=str(home / "store"),
         tracking_uri=f"sqlite:///{home / _DATABASE}",
     )

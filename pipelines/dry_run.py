@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.fingerprint import SHORT
-from pipelines import evaluate, extract, generate, inspect, select, settled, train
+from pipelines import evaluate, extract, generate, inspect, prompts, select, settled, train
 from pipelines.champion import Champion, known_champion
 from pipelines.plan import Plan
 from pipelines.prepare import Prepared
@@ -75,7 +75,7 @@ _STARTS = {"target": "the target's own layers", "random": "random weights"}
 
 def describe(prepared: Prepared) -> DryRun:
     """Look without touching: no stage runs and Ray is not started."""
-    context, registry, prompts = prepared.context, prepared.registry, prepared.prompts
+    context, registry = prepared.context, prepared.registry
     config = context.config
     current = registry.parent_for(context.checkpoint.fingerprint)
     done = settled.find(context, registry, prepared.request, current)
@@ -85,25 +85,26 @@ def describe(prepared: Prepared) -> DryRun:
         cached = plan is not None and plan.cached(context)
         stages.append(PlannedStage(name, plan.identity if plan else None, cached, size))
 
-    gate = f"{len(prompts.gate)} prompts x up to {config.evaluate.max_new_tokens} tokens"
-    add("inspect", inspect.plan(context, prompts), f"{len(prompts.train)} + {len(prompts.gate)} prompts")
+    chosen = prompts.look(context, prepared.prompts)
+    gate = f"{chosen.num_gate:,} prompts x up to {config.evaluate.max_new_tokens} tokens"
+    size = f"{chosen.num_train:,} + {chosen.num_gate:,} prompts"
+    add("prompts", prompts.plan(prepared.prompts), size)
+    add("inspect", inspect.plan(context, chosen), size)
     shape: DrafterConfig | None = prepared.shape
     parent: Champion | None = None
     if current is not None:
-        measured = evaluate.plan(context, prompts.gate_fingerprint, current.drafter_fingerprint)
+        measured = evaluate.plan(context, chosen.gate_fingerprint, current.drafter_fingerprint)
         add("evaluate champion", measured, gate)
         if not config.from_scratch:
             # The champion's own shape is known once it has been fetched.
             parent = known_champion(context, current)
             shape = parent.drafter if parent else None
-    turns = sum(len(p.turns) for p in prompts.train)
-    tokens = turns * (config.generate.max_new_tokens or 0)
-    prompt_bytes = sum(len(t.encode()) for p in prompts.train for t in p.turns)
-    all_tokens = tokens + prompt_bytes // _BYTES_PER_TOKEN_OF_TEXT
+    tokens = chosen.num_answers * (config.generate.max_new_tokens or 0)
+    all_tokens = tokens + chosen.text_bytes // _BYTES_PER_TOKEN_OF_TEXT
     taps = len((shape or prepared.shape).target_layer_ids)
     feature_bytes = all_tokens * taps * context.checkpoint.config.hidden_size * _BYTES_PER_FEATURE
-    generated = generate.plan(context, prompts.train_fingerprint)
-    add("generate", generated, f"{turns} answers, at most {tokens:,} tokens")
+    generated = generate.plan(context, chosen.train_fingerprint)
+    add("generate", generated, f"{chosen.num_answers:,} answers, at most {tokens:,} tokens")
     corpus: Plan | None = generated
     if config.select.fraction is not None and select.kept_whole(config, current) is None:
         unknown = current is not None and config.select.by == "draft" and parent is None

@@ -47,8 +47,13 @@ class ConfigField:
 
     @property
     def is_list(self) -> bool:
-        """Whether several values are given, joined by commas."""
+        """Whether several values are given: joined by commas, or as `repeats` says."""
         return get_origin(self.type) is tuple
+
+    @property
+    def repeats(self) -> bool:
+        """Whether several values are given by repeating the flag: texts may have commas in them."""
+        return self.is_list and get_args(self.type)[0] is str
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -66,10 +71,14 @@ class ConfigField:
         """What stands for the value in `--help`."""
         if self.choices:
             return f"{{{','.join(self.choices)}}}" + (",..." if self.is_list else "")
+        if self.repeats:
+            return "SOURCE"
         return "INT,INT,..." if self.is_list else _METAVARS[self.type]
 
     def allowed(self) -> str:
         """The values allowed, in words: `a whole number >= 1`, `one of auto, cpu, cuda`."""
+        if self.repeats:
+            return "a path or a hub id, and several by repeating the flag"
         if self.is_list:
             words = f"of {', '.join(self.choices)}" if self.choices else "whole numbers"
             return f"one or more {words}, joined by commas"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from dflash_core.checkpoint import load_tokenizer, open_checkpoint, resolve_target
 from dflash_core.drafter_config import check_fits, read_drafter_config
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256
-from dflash_core.prompts import load_prompts, shipped_prompts
-from dflash_core.types import AcceptanceReport
+from dflash_core.prompts import shipped_prompts
+from dflash_core.sources import open_sources
+from dflash_core.thinking import check_thinking, with_thinking
+from dflash_core.types import AcceptanceReport, Prompt
 from pipelines.drafter_identity import FILES, drafter_fingerprint
 from pipelines.measure_config import MeasureConfig
 from pipelines.telemetry import progress
@@ -23,8 +27,8 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
         resolve_target(config.target), chat_template=read_chat_template(config.chat_template)
     )
     check_fits(drafter_config, checkpoint.config, where=str(config.drafter))
-    prompts = load_prompts(config.prompts) if config.prompts else shipped_prompts("gate")
-    prompts = prompts[: config.num_prompts]
+    check_thinking(checkpoint, config.thinking)
+    prompts = list(with_thinking(_prompts(config), config.thinking))
 
     import torch
 
@@ -62,6 +66,16 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
         temperature=config.temperature,
         max_new_tokens=config.max_new_tokens,
     )
+
+
+def _prompts(config: MeasureConfig) -> Iterator[Prompt]:
+    """The first ones of the sources taken in turn. Raises UserError for one that is not there."""
+    if config.prompts is None:
+        yield from islice(shipped_prompts("gate"), config.num_prompts)
+        return
+    streams = [source.prompts() for source in open_sources(config.prompts)]
+    rounds = (prompt for row in zip_longest(*streams) for prompt in row if prompt is not None)
+    yield from islice(rounds, config.num_prompts)
 
 
 def read_chat_template(path: Path | None) -> str | None:

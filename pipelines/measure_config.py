@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from pipelines.config import Section
+from pipelines.config import Section, as_sources
 
 
 class MeasureConfig(Section):
@@ -17,10 +17,12 @@ class MeasureConfig(Section):
     """Checkpoint that verifies: a directory or a hub id."""
     drafter: Path
     """Drafter directory in the published DFlash layout."""
-    prompts: Path | None = None
-    """Prompts, JSON lines; unset: the shipped gate prompts."""
+    prompts: tuple[str, ...] | None = Field(None, min_length=1)
+    """Prompts: a file, folder or hub id (see above); unset: the shipped gate prompts."""
     num_prompts: int | None = Field(None, ge=1)
-    """Prompts measured, from the top of the file; unset: all."""
+    """Prompts measured, from the top of each source in turn; unset: all."""
+    thinking: Literal["default", "on", "off", "both"] = "default"
+    """What the chat template is told of prompts that don't say themselves; a domain each."""
     max_new_tokens: int = Field(128, ge=2)
     """Longest answer, in tokens."""
     temperature: float = Field(0.0, ge=0.0, le=10.0)
@@ -35,3 +37,8 @@ class MeasureConfig(Section):
     """Precision of the models; auto: bfloat16 on a GPU, float32 on CPUs."""
     threads: int | None = Field(None, ge=1)
     """Torch threads; unset: one per CPU core."""
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return as_sources(value)

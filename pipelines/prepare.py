@@ -16,14 +16,15 @@ from dflash_core.checkpoint import open_checkpoint, resolve_target
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.folder import open_folder
 from dflash_core.mask_token import MaskToken, choose_mask_token
+from dflash_core.prompt_choice import PromptRequest
 from dflash_core.target_guard import TargetGuard
+from dflash_core.thinking import check_thinking
 from dflash_core.tracking import DEFAULT_TRACKING_URI, resolve_tracking_uri
-from pipelines import kept_budget, settled
+from pipelines import kept_budget, prompts, settled
 from pipelines.budget import resolve_budget
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.drafters import first_drafter, gate_policy
-from pipelines.inspect import PromptSets, choose_prompts
 from pipelines.local_ray import cpu_budget, memory_budget
 from pipelines.measure import read_chat_template
 from pipelines.placement import Machine, place
@@ -41,7 +42,7 @@ class Prepared:
     registry: Registry
     asked: Plan
     """The request before its automatic budget was resolved."""
-    prompts: PromptSets
+    prompts: PromptRequest
     mask_token: MaskToken
     shape: DrafterConfig
     """Of a drafter trained from nothing; a champion keeps its own."""
@@ -71,7 +72,8 @@ def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True
         machine.num_cpus,
         max_positions=checkpoint.config.max_positions,
     )
-    prompts = choose_prompts(config)
+    check_thinking(checkpoint, config.generate.thinking)
+    asked_prompts = prompts.prompt_request(config, _cache_dir())
     mask_token = choose_mask_token(checkpoint, config.mask_token_id)
     shape = first_drafter(config, checkpoint, mask_token)
     gate_policy(config, shape.block_size)
@@ -84,10 +86,10 @@ def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True
         context=context,
         registry=registry,
         asked=asked,
-        prompts=prompts,
+        prompts=asked_prompts,
         mask_token=mask_token,
         shape=shape,
-        request=settled.request_identity(context, prompts),
+        request=settled.request_identity(context, prompts.plan(asked_prompts)),
     )
 
 

@@ -1,8 +1,8 @@
 """The realign flow, read top to bottom: a target checkpoint goes in, a decision comes out.
 
-inspect -> evaluate champion (if any) -> certified, or: generate -> select (if asked) -> extract -> train ->
-evaluate candidate -> gate -> register. Every stage finds its output if it exists, so a rerun of a killed
-night continues.
+prompts -> inspect -> evaluate champion (if any) -> certified, or: generate -> select (if asked) -> extract
+-> train -> evaluate candidate -> gate -> register. Every stage finds its output if it exists, so a rerun of
+a killed night continues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dflash_core.gate import decide, one_sentence, still_fits
 from dflash_core.types import Outcome, Verdict
-from pipelines import evaluate, extract, generate, inspect, kept_budget, select, settled, train
+from pipelines import evaluate, extract, generate, inspect, kept_budget, prompts, select, settled, train
 from pipelines.champion import fetch_champion
 from pipelines.conclude import Evidence, conclude, finish_promotion
 from pipelines.drafters import candidate_of, gate_policy
@@ -31,23 +31,25 @@ def realign(prepared: Prepared) -> RealignResult:
 
     Raises UserError for unusable input and LeaseHeldError when another run is at the same work.
     """
-    context, registry, prompts = prepared.context, prepared.registry, prepared.prompts
+    context, registry = prepared.context, prepared.registry
     finish_promotion(prepared)
     current = registry.parent_for(context.checkpoint.fingerprint)
     if (done := settled.find(context, registry, prepared.request, current)) is not None:
         return done
 
-    evidence = Evidence(inspected=inspect.run(context, inspect.plan(context, prompts), prompts))
+    drawn = prompts.run(context, prepared.prompts)
+    chosen = prompts.Chosen.of(drawn.artifact.meta)
+    evidence = Evidence(drawn=drawn, inspected=inspect.run(context, drawn))
     kept_budget.keep(context, prepared.asked)
 
     champion = fetch_champion(context, registry, current) if current else None
     if champion is not None:
-        measured = evaluate.run(context, prompts.gate_fingerprint, evidence.inspected, champion.subject)
+        measured = evaluate.run(context, chosen.gate_fingerprint, evidence.inspected, champion.subject)
         evidence = evidence.with_champion(champion, measured)
     if champion is not None and not context.config.from_scratch:
         policy = gate_policy(context.config, champion.drafter.block_size)
         then = evaluate.at_promotion(
-            context, prompts.gate_fingerprint, champion.fingerprint, champion.promised_target
+            context, chosen.gate_fingerprint, champion.fingerprint, champion.promised_target
         )
         decision = still_fits(evaluate.acceptance(measured), champion.promised_tau, policy, then)
         if decision.verdict is Verdict.PASS:
@@ -59,7 +61,7 @@ def realign(prepared: Prepared) -> RealignResult:
 
     parent = champion if champion is not None and not context.config.from_scratch else None
     shape = parent.drafter if parent else prepared.shape
-    generated = generate.run(context, generate.plan(context, prompts.train_fingerprint), evidence.inspected)
+    generated = generate.run(context, generate.plan(context, chosen.train_fingerprint), evidence.inspected)
     corpus = select.run(context, generated, parent)
     extracted = extract.run(
         context, extract.plan(context, corpus[-1].identity, shape.target_layer_ids), corpus[-1]
@@ -70,7 +72,7 @@ def realign(prepared: Prepared) -> RealignResult:
     evidence = evidence.with_training(corpus, extracted, trained)
 
     candidate = candidate_of(trained, shape)
-    measured = evaluate.run(context, prompts.gate_fingerprint, evidence.inspected, candidate)
+    measured = evaluate.run(context, chosen.gate_fingerprint, evidence.inspected, candidate)
     evidence = evidence.with_candidate(candidate, measured)
     policy = gate_policy(context.config, shape.block_size)
     decision = decide(evaluate.acceptance(measured), evidence.champion_report, policy)

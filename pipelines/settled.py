@@ -15,7 +15,6 @@ from dflash_core.artifacts import Workspace
 from dflash_core.fingerprint import fingerprint
 from dflash_core.types import Outcome
 from pipelines.context import Context
-from pipelines.inspect import PromptSets
 from pipelines.plan import Plan
 from pipelines.registry import RegisteredDrafter, Registry
 from pipelines.result import RealignResult, StageSummary
@@ -28,13 +27,12 @@ NOT_THE_REQUEST = {
 """Configuration that says where things are or where to run; what is read from there counts by content."""
 
 
-def request_identity(context: Context, prompts: PromptSets) -> str:
+def request_identity(context: Context, prompts: Plan) -> str:
     """What was asked for, whatever the paths and the machine's size."""
     return fingerprint(
         {
             "target": context.checkpoint.fingerprint,
-            "train": prompts.train_fingerprint,
-            "gate": prompts.gate_fingerprint,
+            "prompts": prompts.identity,
             "dtype": context.placement.dtype,
             "config": context.config.model_dump(mode="json", exclude=NOT_THE_REQUEST),
         }

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dflash_core.errors import UserError
+from dflash_core.json_lines import MAX_LINE_BYTES
 from dflash_core.prompts import (
-    MAX_LINE_BYTES,
     load_prompts,
     prompts_fingerprint,
     shipped_prompts,
@@ -88,8 +88,10 @@ def test_a_byte_order_mark_windows_line_ends_and_escaped_pairs_are_read(tmp_path
         ('{"turns": ["\\ud800"]}', ["line 2", "surrogate"]),
         ({}, ["line 2", "no keys at all", '"turns"', '"messages"']),
         ({"id": "a", "turn": ["x"]}, ["line 2", '"id", "turn"', 'mean "turns" by "turn"']),
-        ({"prompt": "x"}, ["line 2", 'mean "turns" by "prompt"']),
-        ({"conversations": []}, ["line 2", 'mean "messages" by "conversations"']),
+        ({"question": "x"}, ["line 2", 'mean "prompt" by "question"', "?prompt=question"]),
+        ({"prompt": 3}, ["line 2: the prompt", "a JSON number"]),
+        ({"conversations": []}, ["line 2", 'the role "user"']),
+        ({"conversations": [{"from": "alien", "value": "x"}]}, ["line 2: message 1", '"alien"', "human"]),
         ({"Mesages": []}, ["line 2", 'mean "messages" by "Mesages"']),
         ({"zebra": 1}, ["line 2", 'but "zebra"; give it']),
         ({"turns": ["x"], "messages": []}, ["line 2", "both"]),
@@ -104,7 +106,10 @@ def test_a_byte_order_mark_windows_line_ends_and_escaped_pairs_are_read(tmp_path
         ({"messages": []}, ["line 2", 'the role "user"']),
         ({"messages": [_message("assistant", "x")]}, ["line 2", 'the role "user"']),
         ({"messages": ["x"]}, ["line 2: message 1", "a JSON string"]),
-        ({"messages": [_message("tool", "x")]}, ["line 2: message 1", '"tool"', "system, user, assistant"]),
+        ({"messages": [_message("tool", "x")]}, ["line 2", 'the role "user"']),
+        ({"messages": [_message("robot", "x")]}, ["line 2: message 1", '"robot"', "user, assistant, tool"]),
+        ({"prompt": "x", "tools": "{"}, ["line 2", '"tools"', "no JSON"]),
+        ({"prompt": "x", "tools": ["x"]}, ["line 2", '"tools" is no list of objects']),
         ({"messages": [{"content": "x"}]}, ["line 2: message 1", "no role"]),
         ({"messages": [_message("user", None)]}, ["line 2: message 1", "a JSON null"]),
         ({"messages": [_message("system", ""), _message("user", "x")]}, ["line 2: message 1 is blank"]),
@@ -121,8 +126,8 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str | dict, sai
 
 
 def test_a_repeated_id_names_both_lines(tmp_path: Path) -> None:
-    rows = [{"id": "asked/3", "turns": ["x"]}, "", {"turns": ["y"]}]
-    assert '"asked/3" on line 1 and on line 3' in _refusal(_file(tmp_path, *rows))
+    rows = [{"id": "asked/2", "turns": ["x"]}, "", {"turns": ["y"]}]
+    assert '"asked/2" on line 1 and on line 3' in _refusal(_file(tmp_path, *rows))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n\r\n"])

@@ -208,7 +208,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         assert word in message
     assert not (home.folder / "dflash-mlflow.db").exists()
     left = [p for p in home.folder.glob("dflash-store/**/*") if p.is_file() and p.parent.name != "leases"]
-    assert left == []
+    # What was drawn before the target was asked is whole, and the same for any other target.
+    assert [
+        p for p in left if not (p.parent.parent.name == "prompts" and (p.parent / "_SUCCESS").exists())
+    ] == []
 
 
 def test_a_read_only_store_is_refused(

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from dflash_core.drafter import load_drafter
 from dflash_core.toy.build import build_toy_target
-from tests.jobs.conftest import Home, last_json
+from tests.jobs.conftest import ROOT, Home, last_json
 
-STAGES = ["inspect", "generate", "extract", "train", "evaluate candidate", "gate"]
+STAGES = ["prompts", "inspect", "generate", "extract", "train", "evaluate candidate", "gate"]
 
 
 def _client(home: Home) -> MlflowClient:
@@ -83,7 +83,7 @@ def test_a_rerun_does_nothing_and_starts_no_ray(aligned: tuple[Home, dict[str, A
     # A broken Ray: whoever imports it fails.
     (home.folder / "sabotage" / "ray").mkdir(parents=True, exist_ok=True)
     (home.folder / "sabotage" / "ray" / "__init__.py").write_text("raise RuntimeError('Ray was started')\n")
-    env = {**os.environ, "PYTHONPATH": str(home.folder / "sabotage")}
+    env = {**os.environ, "PYTHONPATH": f"{home.folder / 'sabotage'}{os.pathsep}{ROOT}"}
     again = home.run("realign.py", home.arguments("target", "--json"), env=env)
     assert again.returncode == 0, again.stderr
     second = last_json(again.stdout)
@@ -135,7 +135,7 @@ def test_a_target_that_hardly_moved_is_certified_without_training(
     assert result["outcome"] == "certified"
     assert result["tau"]["candidate"] is None and result["tau"]["champion"] > 1.05
     assert result["model"]["version"] == 1
-    assert [s["name"] for s in result["stages"]] == ["inspect", "evaluate champion", "gate"]
+    assert [s["name"] for s in result["stages"]] == ["prompts", "inspect", "evaluate champion", "gate"]
     version = _client(home).get_model_version(first["model"]["name"], "1")
     aliases = {f"target-{r['target']['fingerprint'][:12]}" for r in (first, result)}
     assert aliases <= set(version.aliases)
@@ -307,7 +307,7 @@ def test_a_changed_target_is_realigned_from_the_champion(
     result = last_json(done.stdout)
     assert result["outcome"] in ("promoted", "held", "rejected")
     names = [s["name"] for s in result["stages"]]
-    assert names == ["inspect", "evaluate champion", "generate", "select", *STAGES[2:]]
+    assert names == ["prompts", "inspect", "evaluate champion", "generate", "select", *STAGES[3:]]
     assert result["tau"]["champion"] is not None and result["tau"]["candidate"] is not None
     selected, features = (_meta(home, result, stage) for stage in ("select", "extract"))
     assert features["samples"] == selected["samples"] < selected["considered"]["samples"]

@@ -42,6 +42,8 @@ def sample_of(name: str, kind: str) -> str:
         "gate.confidence": "0.9",
         "gate.min_tau": "2",
         "drafter.init": "random",
+        "extract.storage": "compact",
+        "generate.thinking": "both",
         "select.by": "random",
         "device": "cpu",
         "dtype": "float32",

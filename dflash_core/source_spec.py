@@ -1,0 +1,110 @@
+"""What `--prompts` names: a file, a folder or a hub dataset, and in a query how to read it.
+
+data.jsonl?weight=2&domain=math&prompt=question
+org/name@revision?config=main&split=train&prompt=question
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from dflash_core.errors import UserError
+
+KEYS = {
+    "weight": "this source's share of the prompts, relative to the others'",
+    "domain": "the domain of every prompt",
+    "domain_column": "the column with the domain",
+    "prompt": "the column with the user's message",
+    "messages": "the column with the conversation",
+    "tools": "the column with the tools",
+    "id": "the column with the id; empty: rows are numbered",
+    "turns": "last: a conversation's last question is asked; all: each, after the target's own answers",
+    "config": "the dataset's configuration",
+    "split": "the dataset's split",
+    "skip_bad": "1: rows that are no prompt are counted and left out",
+}
+"""The query's keys, in words."""
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """One source as the user spelled it."""
+
+    location: str
+    """A path that exists, or a hub id without its revision."""
+    weight: float | None = None
+    domain: str | None = None
+    domain_column: str = "domain"
+    prompt: str | None = None
+    """The column with the user's message; None: whichever of the known ones a row has."""
+    messages: str | None = None
+    tools: str = "tools"
+    id: str = "id"
+    all_turns: bool = False
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+    skip_bad: bool = False
+
+    @property
+    def path(self) -> Path:
+        return Path(self.location).expanduser()
+
+    @property
+    def name(self) -> str:
+        """What ids that a source does not give begin with."""
+        return self.path.name.split(".")[0] or self.path.name
+
+
+def parse_source(text: str) -> SourceSpec:
+    """`text` taken apart; what exists as spelled is a path, question mark and all. Raises UserError."""
+    location, _, query = text.partition("?")
+    if Path(text).expanduser().exists():
+        location, query = text, ""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for key in given:
+        if key not in KEYS:
+            near = get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use {', '.join(KEYS)}"
+            raise UserError(f"{text} has the unknown key {key!r} after its question mark; {hint}")
+    revision = None
+    if not Path(location).expanduser().exists() and "@" in location:
+        location, _, revision = location.partition("@")
+    if not location.strip():
+        raise UserError(f"{text!r} names no prompts; pass a file, a folder or a hub id such as org/name")
+    return SourceSpec(
+        location=location,
+        weight=_weight(text, given["weight"]) if "weight" in given else None,
+        domain=given.get("domain") or None,
+        domain_column=given.get("domain_column", "domain"),
+        prompt=given.get("prompt") or None,
+        messages=given.get("messages") or None,
+        tools=given.get("tools", "tools"),
+        id=given.get("id", "id"),
+        all_turns=_choice(text, given, "turns", ("last", "all")) == "all",
+        config=given.get("config") or None,
+        split=given.get("split") or None,
+        revision=revision or None,
+        skip_bad=_choice(text, given, "skip_bad", ("0", "1")) == "1",
+    )
+
+
+def _weight(text: str, value: str) -> float:
+    try:
+        weight = float(value)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise UserError(f"{text} has the weight {value!r}; give it a number above 0")
+    return weight
+
+
+def _choice(text: str, given: dict[str, str], key: str, allowed: tuple[str, str]) -> str:
+    value = given.get(key, allowed[0])
+    if value not in allowed:
+        raise UserError(f"{text} has {key}={value}; use {key}={allowed[0]} or {key}={allowed[1]}")
+    return value
