@@ -42,8 +42,8 @@ class Folder(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
 
-    def read_tree(self, name: str) -> dict[str, bytes]:
-        """Every file beneath `name`, by its name relative to it."""
+    def read_tree(self, name: str) -> Iterator[tuple[str, bytes]]:
+        """Every file beneath `name`: its name relative to it, and its content. Holds few at a time."""
 
     def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Readers see the old content or the new. durable: on the disk when this returns."""
@@ -143,9 +143,14 @@ class LocalFolder:
         except FileNotFoundError:
             return None
 
-    def read_tree(self, name: str) -> dict[str, bytes]:
+    def read_tree(self, name: str) -> Iterator[tuple[str, bytes]]:
         top = self._path(name)
-        return {file: (top / file).read_bytes() for file in self.sizes(name)}
+        for directory, _, files in os.walk(top):
+            for file in files:
+                path = Path(directory, file)
+                # A file may go while we look: a temporary one of another writer.
+                with contextlib.suppress(FileNotFoundError):
+                    yield path.relative_to(top).as_posix(), path.read_bytes()
 
     def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
         with self._appearing(name) as temporary:

@@ -17,6 +17,9 @@ from typing import Any, BinaryIO
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256
 
+_AT_ONCE = 1_000
+"""Files that are read together."""
+
 
 @dataclass(frozen=True)
 class RemoteFolder:
@@ -50,12 +53,14 @@ class RemoteFolder:
             return None
         return bytes(data)
 
-    def read_tree(self, name: str) -> dict[str, bytes]:
+    def read_tree(self, name: str) -> Iterator[tuple[str, bytes]]:
         top = self._path(name)
-        paths = [f"{top}/{file}" for file in self.sizes(name)]
-        # One call for all of them: asynchronous backends read in parallel.
-        found = self.fs.cat(paths) if paths else {}
-        return {path[len(top) + 1 :]: bytes(data) for path, data in found.items()}
+        files = list(self.sizes(name))
+        for start in range(0, len(files), _AT_ONCE):
+            # One call for many of them: asynchronous backends read in parallel.
+            found = self.fs.cat([f"{top}/{file}" for file in files[start : start + _AT_ONCE]])
+            for path, data in found.items():
+                yield path[len(top) + 1 :], bytes(data)
 
     def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
         del durable  # an upload that has returned is durable

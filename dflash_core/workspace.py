@@ -82,6 +82,20 @@ class Workspace:
         data = self._folder().read(name)
         return None if data is None else json.loads(data)
 
+    def json_files(self, folder_name: str) -> Iterator[tuple[str, Any]]:
+        """Name and value of every JSON file that was put into `folder_name`, from one listing."""
+        folder = self._folder()
+        known = folder.sizes(f"{RECORDS}/{folder_name}")
+        for name, data in folder.read_tree(folder_name):
+            if f"{name}.json" in known:
+                yield f"{folder_name}/{name}", json.loads(data)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file that was put, by name, in one listing."""
+        found = self._folder().sizes("")
+        known = {name[len(RECORDS) + 1 : -len(".json")] for name in found if name.startswith(f"{RECORDS}/")}
+        return {name: size for name, size in found.items() if name in known}
+
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory for half-made files, gone afterwards; beside the workspace's files if that is local."""
@@ -104,7 +118,7 @@ class Workspace:
         folder = self._folder()
         sizes = folder.sizes("")
         stored = folder.read_tree(RECORDS)
-        found = [_parse_record(data) for name, data in stored.items() if not is_temporary(name)]
+        found = [_parse_record(data) for name, data in stored if not is_temporary(name)]
         records = sorted((record for record in found if record), key=lambda r: r.name)
         for record in records:
             if sizes.get(record.name) != record.num_bytes:

@@ -175,13 +175,24 @@ class ResourcesSection(Section):
     """What the job takes of the machine or the cluster."""
 
     actors: int | None = Field(None, ge=1)
-    """Ray actors that generate, extract and evaluate."""
+    """Ray actors that generate, extract and evaluate, at most; the cluster's autoscaler is asked for them."""
+    min_actors: int = Field(1, ge=1)
+    """Actors that must have started before work begins; the others join as there is room."""
     gpus_per_actor: float | None = Field(None, gt=0.0)
     """GPUs that each actor reserves."""
     cpus_per_actor: float | None = Field(None, gt=0.0)
     """CPUs that each actor reserves."""
     threads: int | None = Field(None, ge=1)
     """Torch threads of each actor and training worker."""
+
+    @model_validator(mode="after")
+    def _bounds_agree(self) -> ResourcesSection:
+        if self.actors is not None and self.min_actors > self.actors:
+            raise ValueError(
+                f"resources.min_actors is {self.min_actors} but resources.actors is {self.actors}; "
+                "lower the one or raise the other"
+            )
+        return self
 
 
 class RealignConfig(Section):

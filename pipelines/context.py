@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dflash_core.artifacts import Store
+from dflash_core.fingerprint import SHORT
 from dflash_core.target_guard import TargetGuard
 from dflash_core.types import Checkpoint
 from pipelines.config import RealignConfig
@@ -26,3 +27,8 @@ class Context:
     connect: Callable[[], object]
     """Starts or joins Ray; called only when a stage really has work to hand out."""
     on_event: OnEvent
+
+    @property
+    def target_name(self) -> str:
+        """The target in a word, for metrics' labels."""
+        return self.checkpoint.fingerprint[:SHORT]

@@ -11,7 +11,7 @@ from dflash_core.artifacts import Artifact, Workspace
 from dflash_core.types import AcceptanceReport, PromptResult
 from pipelines.context import Context
 from pipelines.plan import Plan
-from pipelines.sharded import Row, peak_memory, work_off
+from pipelines.sharded import Row, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
@@ -50,8 +50,15 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
     num_prompts = inspected.artifact.meta["num_gate"]
 
     def body(workspace: Workspace) -> dict[str, Any]:
-        with progress(f"evaluate {subject.role}", num_prompts, "prompts") as bar:
-            rows = work_off(
+        tasks = [{"name": f"prompt-{i:05d}", "prompt": i} for i in range(num_prompts)]
+        results: dict[str, PromptResult] = {}
+        with progress(f"evaluate {subject.role}", num_prompts, "prompts", context.target_name) as bar:
+
+            def on_row(row: Row, fresh: bool) -> None:
+                results[row["name"]] = _result(row)
+                bar.advance(1, fresh=fresh, tokens=sum(row["emitted"]), rounds=len(row["emitted"]))
+
+            totals = work_off(
                 workspace,
                 "EvaluateWorker",
                 {
@@ -64,16 +71,14 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
                     "decoding": _decoding(context),
                     "seed": context.config.seed,
                 },
-                [{"name": f"prompt-{i:05d}", "prompt": i} for i in range(num_prompts)],
+                tasks,
                 context.placement,
                 context.connect,
-                lambda row, fresh: bar.advance(
-                    1, fresh=fresh, tokens=sum(row["emitted"]), rounds=len(row["emitted"])
-                ),
+                on_row,
             )
         report = AcceptanceReport(
             block_size=subject.block_size,
-            prompts=tuple(_result(row) for row in rows),
+            prompts=tuple(results[str(task["name"])] for task in tasks),
             drafter_fingerprint=subject.fingerprint,
             target_fingerprint=checkpoint.fingerprint,
             temperature=options.temperature,
@@ -84,7 +89,7 @@ def run(context: Context, gate_prompts: str, inspected: StageResult, subject: Su
             "tau": tau(report),
             "tokens": report.tokens,
             "rounds": report.rounds,
-            "peak_mb": peak_memory(rows),
+            "peak_mb": totals.peak_mb,
         }
 
     return plan(context, gate_prompts, subject.fingerprint).run(context, body)

@@ -7,7 +7,7 @@ from typing import Any
 from dflash_core.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
-from pipelines.sharded import Row, peak_memory, work_off
+from pipelines.sharded import Row, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
@@ -35,8 +35,14 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
 
     def body(workspace: Workspace) -> dict[str, Any]:
         tasks = _tasks(generated, settings.shard_tokens or 65_536)
-        with progress("extract", generated.artifact.meta["samples"], "samples") as bar:
-            rows = work_off(
+        num_samples: dict[str, int] = {}
+        with progress("extract", generated.artifact.meta["samples"], "samples", context.target_name) as bar:
+
+            def on_row(row: Row, fresh: bool) -> None:
+                num_samples[row["name"]] = row["samples"]
+                bar.advance(row["samples"], fresh=fresh, tokens=row["tokens"], bytes=row["bytes"])
+
+            totals = work_off(
                 workspace,
                 "ExtractWorker",
                 {
@@ -58,17 +64,14 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
                 tasks,
                 context.placement,
                 context.connect,
-                lambda row, fresh: bar.advance(
-                    row["samples"], fresh=fresh, tokens=row["tokens"], bytes=row["bytes"]
-                ),
+                on_row,
             )
-        totals = {key: sum(row[key] for row in rows) for key in ("samples", "tokens", "bytes", "seconds")}
         return {
-            **totals,
-            "shards": [row["name"] for row in rows],
-            "shard_samples": [row["samples"] for row in rows],
+            **totals.pick("samples", "tokens", "bytes", "seconds"),
+            "shards": [task["name"] for task in tasks],
+            "shard_samples": [num_samples[task["name"]] for task in tasks],
             "layer_ids": list(layer_ids),
-            "peak_mb": peak_memory(rows),
+            "peak_mb": totals.peak_mb,
         }
 
     return planned.run(context, body)

@@ -8,7 +8,7 @@ from dflash_core.artifacts import Workspace
 from dflash_core.errors import UserError
 from pipelines.context import Context
 from pipelines.plan import Plan
-from pipelines.sharded import Row, peak_memory, work_off
+from pipelines.sharded import Row, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
@@ -34,8 +34,8 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
     num_prompts = inspected.artifact.meta["num_train"]
 
     def body(workspace: Workspace) -> dict[str, Any]:
-        with progress("generate", num_prompts, "prompts") as bar:
-            rows = work_off(
+        with progress("generate", num_prompts, "prompts", context.target_name) as bar:
+            totals = work_off(
                 workspace,
                 "GenerateWorker",
                 {
@@ -49,20 +49,20 @@ def run(context: Context, planned: Plan, inspected: StageResult) -> StageResult:
                 _tasks(inspected.artifact.meta["train_shards"], context.config.seed),
                 context.placement,
                 context.connect,
-                lambda row, fresh: bar.advance(row["prompts"], fresh=fresh, tokens=row["tokens"]),
+                lambda row, fresh: bar.advance(
+                    row["prompts"], fresh=fresh, tokens=row["tokens"], bytes=row["bytes"]
+                ),
             )
-        if not any(row["tokens"] > row["samples"] for row in rows):
+        if totals["tokens"] <= totals["samples"]:
             raise UserError(
                 f"{context.checkpoint.path} answers every prompt with one token at most or without end, so "
                 "there is nothing to train on; check its chat template"
             )
-        keys = ("samples", "repetitive", "tokens", "seconds")
-        totals = {key: sum(row[key] for row in rows) for key in keys}
         if totals["repetitive"]:
             count = totals["samples"] + totals["repetitive"]
             left_out = f"{totals['repetitive']} of {count} answers"
             say(f"generate: {left_out} repeat themselves to the end and are left out")
-        return {**totals, "peak_mb": peak_memory(rows)}
+        return {**totals.pick("samples", "repetitive", "tokens", "seconds"), "peak_mb": totals.peak_mb}
 
     return planned.run(context, body)
 

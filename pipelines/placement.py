@@ -28,10 +28,14 @@ class Placement:
     """Of each training worker, which has its machine to itself."""
     num_actors: int
     """Of a pool, at most."""
+    min_actors: int
+    """That must have started before a pool begins."""
     cpus_per_actor: float
     gpus_per_actor: float
     keep_actors: bool
     """Whether actors stay up beside training and from one realignment to the next."""
+    release_idle: bool
+    """Whether an actor that finds no task left is ended, since others may wait for its room."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,11 @@ def place(config: RealignConfig, machine: Machine, num_parameters: int) -> Place
         threads=threads,
         train_threads=train_threads,
         num_actors=most,
+        min_actors=min(resources.min_actors, most),
         cpus_per_actor=cpus,
         gpus_per_actor=gpus,
         keep_actors=keep,
+        release_idle=not machine.own,
     )
 
 

@@ -8,10 +8,12 @@ writes its shard itself.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +28,13 @@ Row = dict[str, Any]
 Worker = Callable[[Task], Row]
 
 PATIENCE_SECONDS = 30.0
-"""How long a pool waits for its first actor before it says what it waits for."""
+"""How long a pool waits for its first actors before it says what it waits for."""
+RELEASE_SECONDS = 30.0
+"""How long an actor that finds no task left is kept where others may wait for its room."""
+POLL_SECONDS = 5.0
+"""How often a pool that waits looks around."""
+_STARTING = ""
+"""Deaths of actors that had no task yet are counted under this name, until one starts."""
 
 
 @dataclass(frozen=True)
@@ -49,30 +57,39 @@ class Pool:
         self,
         worker_cls: Callable[..., Worker],
         worker_kwargs: Mapping[str, Any],
-        tasks: Sequence[Task],
+        tasks: Iterable[Task],
         *,
         num_actors: int,
+        min_actors: int = 1,
         max_retries: int = 3,
+        release_idle: bool = False,
     ) -> Iterator[Row]:
         """Rows of `worker_cls(**worker_kwargs)(task)`, as they come, in no particular order.
 
-        Tasks and rows are plain JSON data (a tuple arrives as a list). Up to `num_actors` actors work,
-        one task each at a time; one with room in the cluster is enough to go on, the others join as
-        room is found. An actor that dies (killed, out of memory, its node lost) is replaced and its
-        task is given out again, up to `max_retries` times. What a worker raises is raised here as it
-        is, at once. The actors stay for the next run, unless this one fails or is closed early. The
-        caller is connected to Ray already.
+        Tasks and rows are plain JSON data (a tuple arrives as a list); a task is asked for when an actor
+        is free for it. Work begins once `min_actors` actors have started. Up to `num_actors` work, one
+        task each at a time: those that find no room wait for it, which is what makes a cluster's
+        autoscaler add nodes. An actor that dies (killed, out of memory, its node lost) is replaced and
+        its task is given out again, up to `max_retries` times. What a worker raises is raised here as
+        it is, at once. The actors stay for the next run, unless this one fails or is closed early.
+        release_idle: end those that have found no task left for a while. The caller is connected to Ray
+        already.
 
-        Raises DFlashError when a task outlives its retries, UserError when not even one actor has room
-        in the cluster.
+        Raises DFlashError when a task outlives its retries, UserError when not even `min_actors` actors
+        have room in the cluster.
         """
-        if not tasks:
+        tasks = iter(tasks)
+        first = list(islice(tasks, num_actors))
+        if not first:
             return
         self._begin()
-        require_room(1, num_cpus=self.size.num_cpus, num_gpus=self.size.num_gpus)
+        min_actors = min(min_actors, len(first))
+        require_room(min_actors, num_cpus=self.size.num_cpus, num_gpus=self.size.num_gpus)
         try:
-            actors = self._staffed(min(num_actors, len(tasks)))
-            yield from _Run(self, _job(worker_cls, worker_kwargs), tasks, max_retries).rows(actors)
+            actors = self._staffed(len(first))
+            job = _job(worker_cls, worker_kwargs)
+            run = _Run(self, job, chain(first, tasks), min_actors, max_retries, release_idle)
+            yield from run.rows(actors)
         except BaseException:
             self.close()
             raise
@@ -101,43 +118,91 @@ class Pool:
 
     def replace(self, dead: Any) -> Any:
         """A new actor in a dead one's place."""
+        successor = _new_actor(self.size)
+        self._actors.append(successor)
+        self.release(dead)
+        return successor
+
+    def release(self, actor: Any) -> None:
+        """End one actor and give back what it reserved, or the room that it waits for."""
         import ray
 
+        self._actors = [other for other in self._actors if other is not actor]
         with suppress(Exception):  # unreachable is not dead
-            ray.kill(dead)
-        successor = _new_actor(self.size)
-        self._actors = [successor if actor is dead else actor for actor in self._actors]
-        return successor
+            ray.kill(actor)
 
 
 class _Run:
     """The tasks of one `Pool.run`: which wait, and who is at which."""
 
-    def __init__(self, pool: Pool, job: tuple[str, Any], tasks: Sequence[Task], max_retries: int) -> None:
-        self._pool, self._job, self._max_retries = pool, job, max_retries
-        self._waiting = deque(tasks)
+    def __init__(
+        self,
+        pool: Pool,
+        job: tuple[str, Any],
+        tasks: Iterator[Task],
+        min_actors: int,
+        max_retries: int,
+        release_idle: bool,
+    ) -> None:
+        self._pool, self._job, self._tasks = pool, job, tasks
+        self._min_actors, self._max_retries, self._release_idle = min_actors, max_retries, release_idle
+        self._returned: deque[Task] = deque()
+        """Of actors that died: given out before others."""
         self._pending: dict[Any, tuple[Any, Task | None]] = {}
         """What an actor will answer: to a task, or that it runs."""
+        self._idle: list[tuple[Any, float]] = []
+        """Actors that run and have no task, and since when."""
+        self._num_started = 0
         self._deaths: Counter[str] = Counter()
 
     def rows(self, actors: list[Any]) -> Iterator[Row]:
         for actor in actors:
             self._greet(actor)
-        num_left = len(self._waiting)
-        while num_left:
+        while self._unfinished():
             actor, task, answer = self._next_answer()
-            if self._waiting:
-                self._give(actor, self._waiting.popleft())
+            self._idle.append((actor, time.monotonic()))
+            if task is None:
+                self._num_started += 1
+                self._deaths.pop(_STARTING, None)
+            self._give_out()
             if task is not None:
-                num_left -= 1
                 yield _row(json.loads(answer))
+
+    def _unfinished(self) -> bool:
+        if self._returned or self._num_started < self._min_actors:
+            return True
+        return any(task is not None for _, task in self._pending.values())
 
     def _greet(self, actor: Any) -> None:
         """An actor is given work once it says that it runs: one that waits for room would hold a task."""
         self._pending[actor.ready.remote()] = (actor, None)
 
-    def _give(self, actor: Any, task: Task) -> None:
-        self._pending[actor.work.remote(*self._job, json.dumps(task))] = (actor, task)
+    def _give_out(self) -> None:
+        """A task for everybody who has none, as long as there are any."""
+        while self._idle and self._num_started >= self._min_actors:
+            task = self._returned.popleft() if self._returned else next(self._tasks, None)
+            if task is None:
+                self._stand_down()
+                return
+            actor, _ = self._idle.pop()
+            self._pending[actor.work.remote(*self._job, json.dumps(task))] = (actor, task)
+
+    def _stand_down(self) -> None:
+        """No task is left: let go who still waits for room, and who has been idle for a while.
+
+        Not at once: the next stage begins within seconds, and would have to load the target again.
+        """
+        if not self._release_idle:
+            return
+        for reference, (actor, task) in list(self._pending.items()):
+            if task is None:
+                del self._pending[reference]
+                self._pool.release(actor)
+        now = time.monotonic()
+        for actor, since in self._idle:
+            if now - since >= RELEASE_SECONDS:
+                self._pool.release(actor)
+        self._idle = [(actor, since) for actor, since in self._idle if now - since < RELEASE_SECONDS]
 
     def _next_answer(self) -> tuple[Any, Task | None, Any]:
         """The next actor that is free, the task it was at, and what it says."""
@@ -152,27 +217,32 @@ class _Run:
             except RayActorError as error:
                 self._bury(task, error)
                 self._greet(self._pool.replace(actor))
+                self._give_out()
             except RayError as error:
                 raise DFlashError(f"Ray could not run a task ({_first_line(error)}); rerun") from error
 
     def _wait(self) -> Any:
         import ray
 
-        done, _ = ray.wait(list(self._pending), num_returns=1, timeout=PATIENCE_SECONDS)
-        if not done:
-            if all(task is None for _, task in self._pending.values()):
+        began, told = time.monotonic(), False
+        while True:
+            done, _ = ray.wait(list(self._pending), num_returns=1, timeout=POLL_SECONDS)
+            if done:
+                return done[0]
+            self._give_out()
+            waiting = all(task is None for _, task in self._pending.values())
+            if waiting and not told and time.monotonic() - began >= PATIENCE_SECONDS:
                 size = self._pool.size
                 say(
                     f"waiting for room in the cluster: each actor needs {size.num_cpus:g} CPUs and "
                     f"{size.num_gpus:g} GPUs, and others hold them"
                 )
-            done, _ = ray.wait(list(self._pending), num_returns=1)
-        return done[0]
+                told = True
 
     def _bury(self, task: Task | None, error: Exception) -> None:
         """Give a dead actor's task out again, unless it (or starting) has cost too many."""
         what = "as they started" if task is None else "over one task"
-        name = "" if task is None else json.dumps(task)
+        name = _STARTING if task is None else json.dumps(task)
         self._deaths[name] += 1
         if self._deaths[name] > self._max_retries:
             raise DFlashError(
@@ -180,7 +250,7 @@ class _Run:
                 "most often memory ran out, so rerun with fewer --resources.actors or smaller batches"
             ) from error
         if task is not None:
-            self._waiting.appendleft(task)
+            self._returned.append(task)
 
 
 _kept: list[Pool] = []

@@ -15,7 +15,7 @@ from dflash_core.artifacts import Workspace
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.plan import Plan
-from pipelines.sharded import Row, peak_memory, work_off
+from pipelines.sharded import Totals, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
@@ -79,6 +79,7 @@ def _body(
 ) -> dict[str, Any]:
     options = context.config.select
     files = [r.name for r in generated.artifact.files if r.name.startswith("samples-")]
+    scores = [Path(file).stem.replace("samples", "scores") + ".json" for file in files]
     shared = {"guard": context.guard, "workspace": workspace, "generated": generated.artifact}
     scorer = {
         **shared,
@@ -89,25 +90,22 @@ def _body(
         "most_anchors": options.anchors_per_answer,
         "batch_tokens": context.config.extract.batch_tokens,
     }
-    with progress("select", generated.artifact.meta["samples"], "samples") as bar:
+    with progress("select", generated.artifact.meta["samples"], "samples", context.target_name) as bar:
         scored = work_off(
             workspace,
             "select_workers.ScoreWorker",
             scorer,
-            [
-                {"name": Path(file).stem.replace("samples", "scores") + ".json", "samples": file}
-                for file in files
-            ],
+            [{"name": name, "samples": file} for name, file in zip(scores, files, strict=True)],
             context.placement,
             context.connect,
             lambda row, fresh: bar.advance(row["samples"], fresh=fresh, tokens=row["tokens"]),
         )
-    lowest = _lowest(workspace, scored, options.fraction or 1.0)
+    lowest = _lowest(workspace, scores, options.fraction or 1.0)
     picked = work_off(
         workspace,
         "select_workers.PickWorker",
         {**shared, "lowest": (lowest.score, lowest.tie)},
-        [{"name": file, "scores": row["name"]} for file, row in zip(files, scored, strict=True)],
+        [{"name": file, "scores": name} for name, file in zip(scores, files, strict=True)],
         context.placement,
         context.connect,
         lambda _row, _fresh: None,
@@ -115,12 +113,12 @@ def _body(
     return _told(context, scored, picked, lowest)
 
 
-def _lowest(workspace: Workspace, scored: list[Row], fraction: float) -> Rank:
+def _lowest(workspace: Workspace, files: list[str], fraction: float) -> Rank:
     from dflash_core.selection import Rank, lowest_kept
 
     def ranks() -> Iterator[tuple[Rank, int]]:
-        for row in scored:
-            scores = workspace.get_json(row["name"])
+        for file in files:
+            scores = workspace.get_json(file)
             assert scores is not None
             for sample_id, tokens, score in scores:
                 yield Rank.of(sample_id, score), tokens
@@ -128,20 +126,15 @@ def _lowest(workspace: Workspace, scored: list[Row], fraction: float) -> Rank:
     return lowest_kept(ranks(), fraction)
 
 
-def _told(context: Context, scored: list[Row], picked: list[Row], lowest: Rank) -> dict[str, Any]:
+def _told(context: Context, scored: Totals, picked: Totals, lowest: Rank) -> dict[str, Any]:
     """What the stage says of itself, and one line of it to the terminal."""
-    totals = {key: sum(row[key] for row in picked) for key in ("samples", "tokens", "score")}
-    everything = {key: sum(row[key] for row in scored) for key in ("samples", "tokens", "score")}
+    totals, everything = (each.pick("samples", "tokens", "score") for each in (picked, scored))
     mean, mean_of_all = totals["score"] / totals["samples"], everything["score"] / everything["samples"]
     by = context.config.select.by
     line = f"select: {totals['samples']} of {everything['samples']} answers kept by {by}"
     if by == "draft":
         line += f"; of their drafts the champion gets {mean:.0%} wrong, of all {mean_of_all:.0%}"
     say(line)
-    domains: dict[str, int] = {}
-    for row in picked:
-        for domain, count in row["domains"].items():
-            domains[domain] = domains.get(domain, 0) + count
     return {
         "samples": totals["samples"],
         "tokens": totals["tokens"],
@@ -150,7 +143,7 @@ def _told(context: Context, scored: list[Row], picked: list[Row], lowest: Rank) 
         "lowest_score": lowest.score,
         "mean_score": mean,
         "mean_score_of_all": mean_of_all,
-        "domains": domains,
-        "seconds": sum(row["seconds"] for row in scored),
-        "peak_mb": peak_memory(scored),
+        "domains": picked["domains"],
+        "seconds": scored["seconds"],
+        "peak_mb": scored.peak_mb,
     }

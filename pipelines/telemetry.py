@@ -14,6 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipelines.metrics import StageMetrics
+from pipelines.pace import Pace
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -28,6 +31,7 @@ class Progress(Protocol):
     def advance(self, count: int = 1, *, fresh: bool = True, **fields: Field) -> None:
         """`count` more units are done. An int field is a count and adds up; others show the latest.
 
+        The counts `tokens` and `bytes` are metrics too, and `bytes` is shown in kB, MB and so on.
         fresh: done by this run, and not by an earlier one that it goes on from.
         """
 
@@ -37,15 +41,28 @@ def progress(
     stage: str,
     total: int | None,
     unit: str,
+    target: str = "",
     *,
     done: int = 0,
     log_interval_seconds: float = LOG_INTERVAL_SECONDS,
 ) -> Iterator[Progress]:
-    """Show `stage` advancing towards `total` units, with rate and ETA.
+    """Show `stage` advancing towards `total` units, with rate and ETA, here and as Ray metrics.
 
-    total: None when it is not known (no ETA then). done: units finished by an earlier run, which count
-    as done but not towards the rate.
+    total: None when it is not known (no ETA then). target: the metrics' label. done: units finished by
+    an earlier run, which count as done but not towards the rate.
     """
+    metrics = StageMetrics(stage, total, unit, target, done)
+    try:
+        with _display(stage, total, unit, done, log_interval_seconds) as display:
+            yield _Both(display, metrics)
+    finally:
+        metrics.end()
+
+
+@contextmanager
+def _display(
+    stage: str, total: int | None, unit: str, done: int, log_interval_seconds: float
+) -> Iterator[Progress]:
     if sys.stderr.isatty():
         with _bar(stage, total, unit, done) as bar:
             yield _Bar(bar)
@@ -96,6 +113,17 @@ def _bar(stage: str, total: int | None, unit: str, done: int) -> tqdm:
     return tqdm(desc=stage, total=total, unit=f" {unit}", initial=done, file=sys.stderr, dynamic_ncols=True)
 
 
+class _Both:
+    """What people see and what Prometheus does."""
+
+    def __init__(self, display: Progress, metrics: StageMetrics) -> None:
+        self._display, self._metrics = display, metrics
+
+    def advance(self, count: int = 1, *, fresh: bool = True, **fields: Field) -> None:
+        self._display.advance(count, fresh=fresh, **fields)
+        self._metrics.advance(count, fresh=fresh, fields=fields)
+
+
 class _Fields:
     """The fields that a stage reports beside its count."""
 
@@ -109,7 +137,7 @@ class _Fields:
             self._values[name] = before + value if counts else value  # type: ignore[operator]
 
     def texts(self) -> dict[str, str]:
-        return {name: _field_text(value) for name, value in self._values.items()}
+        return {name: _field_text(name, value) for name, value in self._values.items()}
 
 
 class _Bar:
@@ -130,53 +158,50 @@ class _Log:
     """Plain lines, for a log file or a job's output."""
 
     def __init__(self, stage: str, total: int | None, unit: str, done: int, interval_seconds: float) -> None:
-        self._stage, self._total, self._unit = stage, total, unit
-        self._first, self._done = done, done
+        self._stage, self._unit = stage, unit
+        self._pace = Pace(total, done)
         self._interval = interval_seconds
         self._fields = _Fields()
-        self._began = self._written = time.monotonic()
-        self._start: tuple[float, int] | None = None
-        """When the first units were done, and how many: what came before was starting up."""
+        self._written = time.monotonic()
 
     def advance(self, count: int = 1, *, fresh: bool = True, **fields: Field) -> None:
         self._fields.update(fields)
-        self._done += count
-        if not fresh:
-            self._first += count
-            return
-        if self._start is None:
-            self._start = time.monotonic(), self._done
-        if time.monotonic() - self._written >= self._interval:
+        self._pace.advance(count, fresh=fresh)
+        if fresh and time.monotonic() - self._written >= self._interval:
             self.write()
 
     def write(self, event: str = "") -> None:
-        now = time.monotonic()
-        self._written = now
-        total = "" if self._total is None else f"/{self._total:,}"
-        parts = [f"{self._stage}: {event} {self._done:,}{total} {self._unit}".replace(":  ", ": ")]
-        seconds, fresh = now - self._began, self._done - self._first
-        if fresh and seconds > 0:
-            parts.append(f"{_rate_text(fresh / seconds)} {self._unit}/s")
+        self._written = time.monotonic()
+        pace = self._pace
+        total = "" if pace.total is None else f"/{pace.total:,}"
+        parts = [f"{self._stage}: {event} {pace.done:,}{total} {self._unit}".replace(":  ", ": ")]
+        if pace.rate is not None:
+            parts.append(f"{_rate_text(pace.rate)} {self._unit}/s")
         if event in ("finished", "stopped"):
-            parts.append(f"{_duration_text(seconds)}")
-        elif (left := self._seconds_left(now)) is not None:
+            parts.append(f"{_duration_text(pace.seconds)}")
+        elif (left := pace.seconds_left) is not None:
             parts.append(f"ETA {_duration_text(left)}")
         parts += [f"{name} {text}" for name, text in self._fields.texts().items()]
         say(" · ".join(parts))
-
-    def _seconds_left(self, now: float) -> float | None:
-        """At the rate since the first units were done; None before there is one."""
-        if self._total is None or self._start is None:
-            return None
-        began, done = self._start
-        return (self._total - self._done) * (now - began) / (self._done - done) if self._done > done else None
 
 
 def _rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def _field_text(value: Field) -> str:
+def bytes_text(num_bytes: float) -> str:
+    """`512 B`, `1.5 kB`, `2.3 GB`: powers of a thousand."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} PB"
+
+
+def _field_text(name: str, value: Field) -> str:
+    if name == "bytes" and not isinstance(value, str):
+        return bytes_text(value)
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else value

@@ -83,7 +83,7 @@ def run(
             "placement": context.placement,
             "workspace": workspace,
         }
-        with progress("train", options["steps"], "steps") as bar:
+        with progress("train", options["steps"], "steps", context.target_name) as bar:
             last = run_training(
                 train_worker,
                 job,
