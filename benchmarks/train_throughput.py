@@ -23,10 +23,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen3Config
 
+from dflash_core.anchors import IGNORED, draw_anchors, pack_anchors
 from dflash_core.attention import dense_mask
 from dflash_core.drafter import Drafter
 from dflash_core.drafter_config import DrafterConfig
-from dflash_core.objective import IGNORED, draw_anchors, pack_anchors, position_weights
+from dflash_core.objective import Objective
+from dflash_core.slot_weights import decay_weights
 from dflash_core.training import drafter_loss
 
 SHAPES = {
@@ -139,7 +141,8 @@ class _Data:
         self.anchors = [draw_anchors(mask, shape["anchors"], generator) for mask in self.masks]
         self.features = torch.randn(count * length, 5 * shape["hidden"], generator=generator)
         self.head = torch.randn(shape["vocab"], shape["hidden"], generator=generator) * 0.05
-        self.weights = position_weights(shape["block"], 4.0)
+        self.objective = Objective(gamma=4.0)
+        self.weights = decay_weights(shape["block"], 4.0)
 
 
 def _data(shape: dict[str, int], config: DrafterConfig) -> _Data:
@@ -153,7 +156,7 @@ def _our_step(model: Drafter, data: _Data) -> Callable[[], float]:
         optimizer.zero_grad(set_to_none=True)
         result = drafter_loss(
             model,
-            *(data.head, data.head, data.weights),
+            *(data.head, data.head, data.objective),
             *(data.documents, data.masks, data.anchors, data.features),
         )
         (result.total / result.weight).backward()

@@ -1,9 +1,4 @@
-"""What the drafter is trained on: anchors, labels, position weights, and the chunked loss.
-
-The recipe is the paper's (arXiv 2602.06036, section 4): random anchors inside the response, redrawn
-every epoch; slot 0 is the clean anchor token, slot k predicts the token k places after it; context is
-visible strictly before the anchor; cross-entropy on the target's own tokens, decaying with k.
-"""
+"""The objective: a block's loss through the target's frozen head, and the acceptance that it stands for."""
 
 from __future__ import annotations
 
@@ -15,111 +10,74 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dflash_core.attention import AnchorLayout
-
-IGNORED = -100
-"""Label of a slot past the end of its document."""
-
-_GAMMA = {8: 4.0, 10: 5.0, 16: 7.0}
-"""Decay constants that the paper gives, by block size."""
+from dflash_core.anchors import IGNORED
+from dflash_core.losses import LOSSES, RowLoss
+from dflash_core.slot_weights import decay_weights, default_gamma, dpace_weights
 
 _HEAD_ROWS = 2048
 """Rows of [rows, vocab] logits alive at once."""
 
 
 @dataclass(frozen=True)
-class AnchorBatch:
-    """Anchors of a packed batch with their clean tokens and labels."""
+class Objective:
+    """Which loss a slot has, and how slots are weighed."""
 
-    layout: AnchorLayout
-    anchor_ids: Tensor
-    """[anchors] int64: the clean token in slot 0."""
-    labels: Tensor
-    """[anchors, block - 1] int64; `IGNORED` past the end of the response."""
+    loss: str = "ce"
+    """One of `losses.LOSSES`."""
+    weights: str = "decay"
+    """"decay" (the paper's) or "dpace"."""
+    gamma: float | None = None
+    """Of "decay"; None: the paper's for the block size."""
 
-
-def default_gamma(block_size: int) -> float:
-    """The paper's decay constant; between and beyond its three block sizes, on the line through them."""
-    if block_size in _GAMMA:
-        return _GAMMA[block_size]
-    return max(1.0, 4.0 + (block_size - 8) * (7.0 - 4.0) / (16 - 8))
-
-
-def position_weights(block_size: int, gamma: float) -> Tensor:
-    """[block - 1] float32: exp(-(k - 1) / gamma) for slot k = 1, 2, ... (paper, section 4)."""
-    return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32) / gamma)
+    def slot_weights(self, label_probabilities: Tensor, labeled: Tensor) -> Tensor:
+        """[anchors, block - 1], zero where there is no label."""
+        if self.weights == "dpace":
+            return dpace_weights(label_probabilities, labeled)
+        size = labeled.shape[1] + 1
+        gamma = self.gamma or default_gamma(size)
+        return decay_weights(size, gamma).to(labeled.device) * labeled
 
 
-def draw_anchors(loss_mask: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Sorted anchor positions of one document, at most `most`, drawn without replacement.
+class _FrozenHead(torch.autograd.Function):
+    """Losses of rows [rows] through a frozen head, with the logits alive for a few rows at a time.
 
-    loss_mask: bool [tokens], true where the target itself spoke. An anchor lies there and has at least
-    one such token right after it to predict.
-    """
-    candidates = (loss_mask[:-1] & loss_mask[1:]).nonzero()[:, 0]
-    chosen = torch.randperm(candidates.shape[0], generator=generator)[:most]
-    return candidates[chosen.sort().values]
-
-
-def pack_anchors(
-    documents: list[Tensor], loss_masks: list[Tensor], anchors: list[Tensor], block_size: int
-) -> AnchorBatch:
-    """Lay documents (token ids [tokens] each) end to end and read off every anchor's labels.
-
-    Labels never cross the end of the response that the anchor lies in, let alone the document's: decoding
-    has ended there. `anchors[i]` are positions inside `documents[i]`.
-    """
-    starts, positions, labels, clean = [], [], [], []
-    offset = 0
-    slots = torch.arange(1, block_size, device=anchors[0].device)
-    for ids, mask, chosen in zip(documents, loss_masks, anchors, strict=True):
-        reach = chosen[:, None] + slots
-        inside = reach < ids.shape[0]
-        reach = reach.clamp_max(ids.shape[0] - 1)
-        inside = (inside & mask[reach]).cumprod(dim=1).bool()
-        labels.append(torch.where(inside, ids[reach], IGNORED))
-        clean.append(ids[chosen])
-        positions.append(chosen)
-        starts.append(torch.full_like(chosen, offset))
-        offset += ids.shape[0]
-    layout = AnchorLayout(torch.cat(starts), torch.cat(positions), block_size, offset)
-    return AnchorBatch(layout, torch.cat(clean), torch.cat(labels))
-
-
-class _FrozenHeadLoss(torch.autograd.Function):
-    """Sum of weight x CE through a frozen head, with the logits alive for a few rows at a time.
-
-    The loss is linear in each row's CE and the head takes no gradient, so the gradient of the hidden
-    states is computed in the forward pass, chunk by chunk, and the logits are dropped at once.
+    A row's loss depends on no other row and the head takes no gradient, so each row's gradient with
+    respect to its hidden state is found in the forward pass, chunk by chunk, and the logits are dropped
+    at once. Beside the losses: log q(label), and whether the label is the drafter's first choice.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor
+        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, teacher: Tensor | None, loss: RowLoss
     ) -> tuple[Tensor, Tensor, Tensor]:
         losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
-        correct = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
+        log_q = torch.empty_like(losses)
+        right = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for begin in range(0, labels.shape[0], _HEAD_ROWS):
             rows = slice(begin, begin + _HEAD_ROWS)
             logits = F.linear(hidden[rows], head).float()
-            correct[rows] = logits.argmax(dim=-1) == labels[rows]
-            log_probabilities = logits.log_softmax(dim=-1)
-            losses[rows] = -log_probabilities.gather(1, labels[rows, None])[:, 0]
-            if gradient is not None:
-                slope = log_probabilities.exp_()
-                slope[torch.arange(slope.shape[0], device=slope.device), labels[rows]] -= 1
-                slope *= weights[rows, None]
-                gradient[rows] = slope.to(head.dtype) @ head
+            wanted = labels[rows, None]
+            right[rows] = logits.argmax(dim=-1) == labels[rows]
+            log_q[rows] = logits.gather(1, wanted)[:, 0] - logits.logsumexp(dim=-1)
+            target = None if teacher is None else F.linear(teacher[rows], head).float()
+            if gradient is None:
+                losses[rows] = loss(logits, labels[rows], target)
+                continue
+            with torch.enable_grad():
+                each = loss(logits.requires_grad_(), labels[rows], target)
+                (slope,) = torch.autograd.grad(each.sum(), logits)
+            losses[rows] = each.detach()
+            gradient[rows] = slope.to(head.dtype) @ head
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(losses, correct)
-        return (losses * weights).sum(), losses, correct
+        ctx.mark_non_differentiable(log_q, right)
+        return losses, log_q, right
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * upstream, None, None, None
+        return gradient * upstream[:, None].to(gradient.dtype), None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -127,7 +85,7 @@ class BlockLoss:
     """The loss of a batch of blocks and what acceptance it stands for."""
 
     total: Tensor
-    """Scalar: sum of weight x CE; divide by `weight`."""
+    """Scalar: sum of weight x loss over the labeled slots; divide by `weight`."""
     weight: float
     """Sum of the weights of the labeled slots."""
     chain: float
@@ -136,18 +94,31 @@ class BlockLoss:
     blocks: int
 
 
-def block_loss(hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> BlockLoss:
-    """Weighted CE of blocks.
+def block_loss(
+    hidden: Tensor, head: Tensor, labels: Tensor, objective: Objective, teacher: Tensor | None = None
+) -> BlockLoss:
+    """The weighted loss of blocks.
 
-    hidden [anchors, block, width] (slot 0 is not used), head [vocab, width], labels
-    [anchors, block - 1], weights [block - 1].
+    hidden [anchors, block, width] (slot 0 is not used), head [vocab, width], labels [anchors, block - 1];
+    teacher [anchors, block - 1, width]: the target's own last hidden states, for losses that need them.
     """
     labeled = labels != IGNORED
-    spread = weights.to(hidden.device).expand(labels.shape)
-    total, _, right = _FrozenHeadLoss.apply(hidden[:, 1:][labeled], head, labels[labeled], spread[labeled])
-    hit = torch.zeros(labels.shape, dtype=torch.float32, device=hidden.device)
-    hit[labeled] = right.float()
-    chain = float(hit.cumprod(dim=1).sum())
-    weight = float(spread[labeled].sum())
+    losses, log_q, right = _FrozenHead.apply(
+        hidden[:, 1:][labeled],
+        head,
+        labels[labeled],
+        None if teacher is None else teacher[labeled],
+        LOSSES[objective.loss],
+    )
+    weights = objective.slot_weights(_spread(log_q.exp(), labeled), labeled)
+    chain = float(_spread(right.float(), labeled).cumprod(dim=1).sum())
+    weight = float(weights.sum())
     assert math.isfinite(weight) and weight > 0
-    return BlockLoss(total, weight, chain, labels.shape[0])
+    return BlockLoss((losses * weights[labeled]).sum(), weight, chain, labels.shape[0])
+
+
+def _spread(values: Tensor, labeled: Tensor) -> Tensor:
+    """Values of the labeled slots at their places, zero elsewhere."""
+    spread = torch.zeros(labeled.shape, dtype=values.dtype, device=values.device)
+    spread[labeled] = values
+    return spread

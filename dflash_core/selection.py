@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dflash_core.anchors import IGNORED
 from dflash_core.drafter import Drafter
-from dflash_core.objective import IGNORED
 from dflash_core.training import draft_blocks
 
 _HEAD_ROWS = 2048

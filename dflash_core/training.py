@@ -16,17 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dflash_core.anchors import AnchorBatch, draw_anchors, pack_anchors
 from dflash_core.drafter import Drafter
 from dflash_core.errors import UserError
 from dflash_core.features import FeatureSet
-from dflash_core.objective import (
-    AnchorBatch,
-    BlockLoss,
-    block_loss,
-    draw_anchors,
-    pack_anchors,
-    position_weights,
-)
+from dflash_core.objective import BlockLoss, Objective, block_loss
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class TrainOptions:
     batch_tokens: int
     """Context tokens per optimizer step, over all workers."""
     anchors_per_sequence: int
-    gamma: float
+    objective: Objective
     learning_rate: float
     warmup_fraction: float
     clip_norm: float
@@ -144,7 +138,6 @@ class Trainer:
         self.step_index = 0
         self.mixed_precision = embedding.is_cuda
         """Master weights stay float32; matrix products run in bfloat16."""
-        self.weights = position_weights(drafter.config.block_size, options.gamma)
         if rows.longest_span() < 2:
             raise UserError(
                 "no sample has a response of two tokens or more, so there is nothing to train on; "
@@ -216,7 +209,14 @@ class Trainer:
         features = torch.cat([rows[i].features for i in kept])
         with torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=self.mixed_precision):
             result = drafter_loss(
-                self.drafter, self.embedding, self.head, self.weights, documents, masks, anchors, features
+                self.drafter,
+                self.embedding,
+                self.head,
+                self.options.objective,
+                documents,
+                masks,
+                anchors,
+                features,
             )
         result.total.backward()
         loss = float(result.total.detach())
@@ -260,7 +260,7 @@ def drafter_loss(
     drafter: Drafter,
     embedding: Tensor,
     head: Tensor,
-    weights: Tensor,
+    objective: Objective,
     documents: list[Tensor],
     loss_masks: list[Tensor],
     anchors: list[Tensor],
@@ -268,7 +268,7 @@ def drafter_loss(
 ) -> BlockLoss:
     """The loss of packed documents at the given anchors; arguments as in `draft_blocks`."""
     hidden, batch = draft_blocks(drafter, embedding, documents, loss_masks, anchors, features)
-    return block_loss(hidden.to(head.dtype), head, batch.labels, weights)
+    return block_loss(hidden.to(head.dtype), head, batch.labels, objective)
 
 
 def draft_blocks(

@@ -117,8 +117,12 @@ class TrainSection(Section):
     """Tokens of one optimizer step, over all workers."""
     anchors_per_sequence: int | None = Field(None, ge=1)
     """Blocks trained in each answer and epoch, at most."""
+    loss: Literal["ce"] = "ce"
+    """Loss of a draft slot: cross-entropy with the target's token."""
+    weights: Literal["decay", "dpace"] = "decay"
+    """How slots are weighed: decaying along the block, or by how likely decoding gets there (D-PACE)."""
     gamma: float | None = Field(None, gt=0.0)
-    """Decay of the loss along the block; unset: 7, 5, 4 for block 16, 10, 8, and in between."""
+    """Decay of the weights along the block; unset: 7, 5, 4 for block 16, 10, 8, and in between."""
     num_workers: int = Field(1, ge=1)
     """Ray Train workers, one GPU each where there are GPUs."""
     checkpoint_every: int | None = Field(None, ge=1)

@@ -113,7 +113,7 @@ def _options(context: Context, extracted: StageResult) -> dict[str, Any]:
         "steps": steps,
         "batch_tokens": batch_tokens,
         "anchors_per_sequence": train.anchors_per_sequence or 512,
-        "gamma": train.gamma,
+        "objective": {"loss": train.loss, "weights": train.weights, "gamma": train.gamma},
         "learning_rate": train.learning_rate,
         "warmup_fraction": train.warmup_fraction,
         "clip_norm": train.clip_norm,
@@ -143,7 +143,7 @@ def train_worker(job: dict[str, Any]) -> None:
     import torch
 
     from dflash_core.features import FeatureSet
-    from dflash_core.objective import default_gamma
+    from dflash_core.objective import Objective
     from dflash_core.target_weights import frozen_pair
     from dflash_core.training import TrainOptions
     from pipelines.placement import torch_dtype
@@ -152,7 +152,7 @@ def train_worker(job: dict[str, Any]) -> None:
     placement = job["placement"]
     torch.set_num_threads(placement.train_threads)
     options = dict(job["options"])
-    options["gamma"] = options["gamma"] or default_gamma(job["drafter"].block_size)
+    options["objective"] = Objective(**options["objective"])
     extracted: Artifact = job["extracted"]
     shards = [extracted.local(name) for name in extracted.meta["shards"]]
     rows = FeatureSet(shards, extracted.meta["shard_samples"])

@@ -21,7 +21,7 @@ from dflash_core.extraction import extract
 from dflash_core.feature_schema import FeatureMeta
 from dflash_core.feature_writer import write_shard
 from dflash_core.features import FeatureSet
-from dflash_core.objective import default_gamma
+from dflash_core.objective import Objective
 from dflash_core.target import Target
 from dflash_core.training import Trainer, TrainOptions
 from dflash_core.types import Sample
@@ -115,7 +115,7 @@ def train_options(config: DrafterConfig, *, steps: int, **changes: object) -> Tr
         "steps": steps,
         "batch_tokens": 160,
         "anchors_per_sequence": 12,
-        "gamma": default_gamma(config.block_size),
+        "objective": Objective(),
         "learning_rate": 3e-3,
         "warmup_fraction": 0.05,
         "clip_norm": 1.0,

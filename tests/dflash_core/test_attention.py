@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dflash_core import attention
+from dflash_core.anchors import draw_anchors, pack_anchors
 from dflash_core.attention import AnchorLayout, anchored_attention, dense_mask, visible
-from dflash_core.objective import draw_anchors, pack_anchors
 
 KINDS = [(False, None), (True, 7), (False, 9), (True, None), (False, 1)]
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dflash_core.anchors import pack_anchors
 from dflash_core.drafter import ContextCache, new_drafter
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.errors import UserError
 from dflash_core.features import FeatureSet
-from dflash_core.objective import pack_anchors
 from dflash_core.target import Target
 from dflash_core.training import BatchPlan, Reducer, Trainer, learning_rate
 from tests.dflash_core.small_models import (
