@@ -19,7 +19,7 @@ VOCAB, WIDTH, BLOCK = 23, 12, 5
 
 
 def _direct_lk(p: Tensor, q: Tensor) -> Tensor:
-    share = math.exp(-3 * float(torch.minimum(p, q).sum()))
+    share = math.exp(-3 * torch.minimum(p, q).sum().item())
     kl = sum(p[v] * (p[v].log() - q[v].log()) for v in range(VOCAB))
     return share * kl + (1 - share) * (1 - torch.minimum(p, q).sum())
 
