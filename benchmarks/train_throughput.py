@@ -25,6 +25,7 @@ from transformers import Qwen3Config
 
 from dflash_core.anchors import IGNORED, draw_anchors, pack_anchors
 from dflash_core.attention import dense_mask
+from dflash_core.documents import Documents
 from dflash_core.drafter import Drafter
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.objective import Objective
@@ -154,11 +155,8 @@ def _our_step(model: Drafter, data: _Data) -> Callable[[], float]:
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        result = drafter_loss(
-            model,
-            *(data.head, data.head, data.objective),
-            *(data.documents, data.masks, data.anchors, data.features),
-        )
+        documents = Documents(data.documents, data.masks, data.anchors, data.features)
+        result = drafter_loss(model, data.head, data.head, data.objective, documents)
         (result.total / result.weight).backward()
         optimizer.step()
         return result.total.item() / result.weight

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash_core.anchors import IGNORED
+from dflash_core.documents import Documents
 from dflash_core.drafter import Drafter
 from dflash_core.training import draft_blocks
 
@@ -25,26 +26,15 @@ _HEAD_ROWS = 2048
 
 
 @torch.inference_mode()
-def draft_score(
-    drafter: Drafter,
-    embedding: Tensor,
-    head: Tensor,
-    input_ids: Tensor,
-    loss_mask: Tensor,
-    features: Tensor,
-    *,
-    most_anchors: int,
-) -> float:
-    """Share of drafts refused, in [0, 1]; 0.0 where nothing can be drafted.
+def draft_score(drafter: Drafter, embedding: Tensor, head: Tensor, documents: Documents) -> float:
+    """Share of drafts refused at the documents' anchors, in [0, 1]; 0.0 where there is no anchor.
 
-    input_ids int64 and loss_mask bool [tokens], features [tokens, taps x hidden]; embedding and head
-    [vocab, hidden] are the target's. Counted per block as in decoding: of a block, what stands behind the
-    first wrong draft is refused too, and drafts past the end of a response do not count.
+    embedding and head [vocab, hidden] are the target's. Counted per block as in decoding: of a block, what
+    stands behind the first wrong draft is refused too, and drafts past the end of a response do not count.
     """
-    anchors = spread_anchors(loss_mask, most_anchors)
-    if not anchors.numel():
+    if not any(anchors.numel() for anchors in documents.anchors):
         return 0.0
-    hidden, batch = draft_blocks(drafter, embedding, [input_ids], [loss_mask], [anchors], features)
+    hidden, batch = draft_blocks(drafter, embedding, documents)
     labels = batch.labels
     drafted = hidden[:, 1:].flatten(0, 1)
     chosen = torch.cat([F.linear(rows, head).argmax(dim=-1) for rows in drafted.split(_HEAD_ROWS)])

@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash_core.anchors import AnchorBatch, draw_anchors, pack_anchors
+from dflash_core.documents import Documents
 from dflash_core.drafter import Drafter
 from dflash_core.errors import UserError
 from dflash_core.features import FeatureSet
+from dflash_core.losses import needs_target
 from dflash_core.objective import BlockLoss, Objective, block_loss
 
 
@@ -190,40 +192,29 @@ class Trainer:
     def _backward(self, share: list[int], anchor_seed: int) -> Tensor:
         """Accumulate gradients of the *summed* loss; returns [loss, weight, chain, blocks, tokens]."""
         self.optimizer.zero_grad(set_to_none=True)
-        rows = [self.rows[i] for i in share]
-        documents = [row.input_ids.long() for row in rows]
-        masks = [row.loss_mask for row in rows]
-        anchors = [
-            draw_anchors(
-                mask,
-                self.options.anchors_per_sequence,
-                # Seeded per document, so that the draw does not depend on how workers share them.
-                torch.Generator().manual_seed(_mix(anchor_seed, index)),
-            )
-            for index, mask in zip(share, masks, strict=True)
-        ]
-        kept = [i for i, chosen in enumerate(anchors) if chosen.numel()]
-        if not kept:
+        documents = self._documents(share, anchor_seed)
+        if not documents.ids:
             return torch.zeros(5, dtype=torch.float64)
-        documents, masks, anchors = ([part[i] for i in kept] for part in (documents, masks, anchors))
-        features = torch.cat([rows[i].features for i in kept])
         with torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=self.mixed_precision):
-            result = drafter_loss(
-                self.drafter,
-                self.embedding,
-                self.head,
-                self.options.objective,
-                documents,
-                masks,
-                anchors,
-                features,
-            )
+            result = drafter_loss(self.drafter, self.embedding, self.head, self.options.objective, documents)
         result.total.backward()
         loss = float(result.total.detach())
         return torch.tensor(
-            [loss, result.weight, result.chain, result.blocks, sum(len(d) for d in documents)],
-            dtype=torch.float64,
+            [loss, result.weight, result.chain, result.blocks, documents.num_tokens], dtype=torch.float64
         )
+
+    def _documents(self, share: list[int], anchor_seed: int) -> Documents:
+        """The share's documents that have an anchor, each with its draw."""
+        rows, anchors = [], []
+        for index in share:
+            row = self.rows[index]
+            # Seeded per document, so that the draw does not depend on how workers share them.
+            generator = torch.Generator().manual_seed(_mix(anchor_seed, index))
+            drawn = draw_anchors(row.loss_mask, self.options.anchors_per_sequence, generator)
+            if drawn.numel():
+                rows.append(row)
+                anchors.append(drawn)
+        return Documents.of(rows, anchors, last_hidden=needs_target(self.options.objective.loss))
 
     def _apply(self, weight: float) -> float:
         """Average the gradients over all workers' labeled weight, clip, and take the step."""
@@ -257,42 +248,28 @@ class Trainer:
 
 
 def drafter_loss(
-    drafter: Drafter,
-    embedding: Tensor,
-    head: Tensor,
-    objective: Objective,
-    documents: list[Tensor],
-    loss_masks: list[Tensor],
-    anchors: list[Tensor],
-    features: Tensor,
+    drafter: Drafter, embedding: Tensor, head: Tensor, objective: Objective, documents: Documents
 ) -> BlockLoss:
-    """The loss of packed documents at the given anchors; arguments as in `draft_blocks`."""
-    hidden, batch = draft_blocks(drafter, embedding, documents, loss_masks, anchors, features)
-    return block_loss(hidden.to(head.dtype), head, batch.labels, objective)
+    """The loss of packed documents at their anchors; embedding and head [vocab, hidden] are the target's."""
+    hidden, batch = draft_blocks(drafter, embedding, documents)
+    teacher = None
+    if documents.last_hidden is not None:
+        teacher = documents.last_hidden.to(head.device)[batch.teachers].to(head.dtype)
+    return block_loss(hidden.to(head.dtype), head, batch.labels, objective, teacher)
 
 
-def draft_blocks(
-    drafter: Drafter,
-    embedding: Tensor,
-    documents: list[Tensor],
-    loss_masks: list[Tensor],
-    anchors: list[Tensor],
-    features: Tensor,
-) -> tuple[Tensor, AnchorBatch]:
-    """The drafter's hidden states [anchors, block, hidden] of packed documents, and what they should say.
-
-    documents: ids [tokens] each; loss_masks: bool [tokens] each; anchors: positions in them;
-    features: [all tokens, taps x hidden].
-    """
+def draft_blocks(drafter: Drafter, embedding: Tensor, documents: Documents) -> tuple[Tensor, AnchorBatch]:
+    """The drafter's hidden states [anchors, block, hidden] of packed documents, and what they should say."""
     device, size = embedding.device, drafter.config.block_size
-    documents, loss_masks, anchors = (
-        [t.to(device) for t in part] for part in (documents, loss_masks, anchors)
+    ids, masks, anchors = (
+        [t.to(device) for t in part] for part in (documents.ids, documents.loss_masks, documents.anchors)
     )
-    batch = pack_anchors(documents, loss_masks, anchors, size)
-    positions = torch.cat([torch.arange(len(d), device=device) for d in documents])
-    ids = torch.full((batch.layout.num_anchors, size), drafter.config.mask_token_id, device=device)
-    ids[:, 0] = batch.anchor_ids
+    batch = pack_anchors(ids, masks, anchors, size)
+    positions = torch.cat([torch.arange(len(d), device=device) for d in ids])
+    slots = torch.full((batch.layout.num_anchors, size), drafter.config.mask_token_id, device=device)
+    slots[:, 0] = batch.anchor_ids
     dtype = drafter.norm.weight.dtype
-    block = F.embedding(ids.flatten(), embedding).to(dtype)
-    hidden = drafter.train_blocks(block, features.to(device=device, dtype=dtype), positions, batch.layout)
+    block = F.embedding(slots.flatten(), embedding).to(dtype)
+    features = documents.features.to(device=device, dtype=dtype)
+    hidden = drafter.train_blocks(block, features, positions, batch.layout)
     return hidden.view(-1, size, hidden.shape[-1]), batch

@@ -117,8 +117,8 @@ class TrainSection(Section):
     """Tokens of one optimizer step, over all workers."""
     anchors_per_sequence: int | None = Field(None, ge=1)
     """Blocks trained in each answer and epoch, at most."""
-    loss: Literal["ce"] = "ce"
-    """Loss of a draft slot: cross-entropy with the target's token."""
+    loss: Literal["ce", "kl", "tv", "nla", "lk"] = "ce"
+    """Loss of a draft slot: cross-entropy with the target's token, or a distance to its distribution."""
     weights: Literal["decay", "dpace"] = "decay"
     """How slots are weighed: decaying along the block, or by how likely decoding gets there (D-PACE)."""
     gamma: float | None = Field(None, gt=0.0)

@@ -22,7 +22,7 @@ def plan(context: Context, generate_identity: str, layer_ids: tuple[int, ...]) -
         "layer_ids": list(layer_ids),
         "shard_tokens": context.config.extract.shard_tokens,
         "storage": context.config.extract.storage,
-        "last_hidden": context.config.extract.last_hidden,
+        "last_hidden": _last_hidden(context),
         "dtype": context.placement.dtype,
     }
     return Plan("extract", inputs, CODE_VERSION)
@@ -54,7 +54,7 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
                     "kept": {
                         "layer_ids": layer_ids,
                         "storage": settings.storage,
-                        "last_hidden": settings.last_hidden,
+                        "last_hidden": _last_hidden(context),
                     },
                     "batching": {
                         "batch_tokens": settings.batch_tokens,
@@ -75,6 +75,11 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
         }
 
     return planned.run(context, body)
+
+
+def _last_hidden(context: Context) -> bool:
+    """Whether to keep what the target's distribution is recomputed from: if asked, or for the loss."""
+    return context.config.extract.last_hidden or context.config.train.loss != "ce"
 
 
 def _tasks(generated: StageResult, shard_tokens: int) -> list[Row]:

@@ -9,11 +9,12 @@ import torch
 
 from dflash_core import corpus
 from dflash_core.artifacts import Artifact, Workspace
+from dflash_core.documents import Documents
 from dflash_core.drafter import Drafter, load_drafter
 from dflash_core.drafter_config import check_fits
 from dflash_core.extraction import extract
 from dflash_core.feature_schema import FeatureMeta
-from dflash_core.selection import Rank, draft_score, random_score
+from dflash_core.selection import Rank, draft_score, random_score, spread_anchors
 from dflash_core.target_guard import TargetGuard
 from dflash_core.token_batches import loss_mask
 from dflash_core.types import Checkpoint, Sample
@@ -81,10 +82,12 @@ class ScoreWorker(ShardWorker):
                 self.drafter,
                 self.target.embedding_weight,
                 self.target.head_weight,
-                torch.tensor(sample.input_ids),
-                loss_mask(sample),
-                features,
-                most_anchors=self.most_anchors,
+                Documents(
+                    ids=[torch.tensor(sample.input_ids)],
+                    loss_masks=[mask := loss_mask(sample)],
+                    anchors=[spread_anchors(mask, self.most_anchors)],
+                    features=features,
+                ),
             )
             for batch in batches
             for sample, features in batch.rows()

@@ -125,9 +125,12 @@ def train_options(config: DrafterConfig, *, steps: int, **changes: object) -> Tr
     return TrainOptions(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def feature_set(target: Target, config: DrafterConfig, samples: list[Sample], path: Path) -> FeatureSet:
+def feature_set(
+    target: Target, config: DrafterConfig, samples: list[Sample], path: Path, *, last_hidden: bool = False
+) -> FeatureSet:
     """Features of the samples, written to a real shard and read back."""
-    meta = FeatureMeta("0" * 64, config.target_layer_ids, config.hidden_size)
+    taps, width = config.target_layer_ids, config.hidden_size
+    meta = FeatureMeta("0" * 64, taps, width, last_hidden=last_hidden)
     write_shard(path, meta, extract(target, samples, meta, batch_tokens=512))
     return FeatureSet([path])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dflash_core.documents import Documents
 from dflash_core.drafter import ContextCache, Drafter, new_drafter
 from dflash_core.selection import Rank, draft_score, lowest_kept, random_score, spread_anchors
 from dflash_core.target import Target
@@ -42,15 +43,9 @@ def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Drafter
 def _score(target: Target, drafter: Drafter, sample: Sample, most: int) -> float:
     ids = torch.tensor(sample.input_ids)
     features = tapped(target, ids[None], drafter.config.target_layer_ids)[0]
-    return draft_score(
-        drafter,
-        target.embedding_weight,
-        target.head_weight,
-        ids,
-        loss_mask(sample),
-        features,
-        most_anchors=most,
-    )
+    mask = loss_mask(sample)
+    documents = Documents([ids], [mask], [spread_anchors(mask, most)], features)
+    return draft_score(drafter, target.embedding_weight, target.head_weight, documents)
 
 
 @torch.inference_mode()

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dflash_core.anchors import pack_anchors
+from dflash_core.anchors import IGNORED, pack_anchors
+from dflash_core.documents import Documents
 from dflash_core.drafter import ContextCache, new_drafter
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.errors import UserError
 from dflash_core.features import FeatureSet
+from dflash_core.objective import Objective
 from dflash_core.target import Target
-from dflash_core.training import BatchPlan, Reducer, Trainer, learning_rate
+from dflash_core.training import BatchPlan, Reducer, StepReport, Trainer, draft_blocks, learning_rate
 from tests.dflash_core.small_models import (
     drafter_config,
     feature_set,
@@ -107,6 +109,38 @@ def test_a_resumed_run_walks_the_same_path(target: Target, config: DrafterConfig
     second.run(again.append)
     assert [r.loss for r in again] == [r.loss for r in reports[5:]]
     assert torch.equal(_weights(second), _weights(whole))
+
+
+def test_soft_losses_see_the_distribution_that_the_target_itself_has(
+    target: Target, config: DrafterConfig, tmp_path: Path
+) -> None:
+    samples = greedy_samples(target, count=3, new_tokens=12)
+    rows = feature_set(target, config, samples, tmp_path / "s.arrow", last_hidden=True)
+    chosen = [rows[0], rows[2]]
+    documents = Documents.of(chosen, [torch.tensor([8, 12]), torch.tensor([9])], last_hidden=True)
+    drafter = new_drafter(config, start=None, seed=1)
+    _, batch = draft_blocks(drafter, target.embedding_weight, documents)
+    assert documents.last_hidden is not None
+    teacher = documents.last_hidden.float()[batch.teachers] @ target.head_weight.T
+    logits = torch.cat([target.forward(row.input_ids[None].long()).logits[0] for row in chosen])
+    labeled = batch.labels != IGNORED
+    # bfloat16 keeps 8 bits of mantissa.
+    assert (teacher - logits[batch.teachers])[labeled].abs().max() <= logits.abs().max() / 64
+    # Greedy answers are what that distribution likes best.
+    assert torch.equal(teacher.argmax(dim=-1)[labeled], batch.labels[labeled])
+
+
+@pytest.mark.parametrize("loss", ["kl", "tv", "nla", "lk"])
+def test_every_soft_loss_trains(loss: str, target: Target, config: DrafterConfig, tmp_path: Path) -> None:
+    samples = greedy_samples(target, count=8)
+    rows = feature_set(target, config, samples, tmp_path / "s.arrow", last_hidden=True)
+    options = train_options(config, steps=60, objective=Objective(loss))
+    drafter = new_drafter(config, start=None, seed=0)
+    trainer = Trainer(drafter, target.embedding_weight, target.head_weight, rows, options)
+    reports: list[StepReport] = []
+    trainer.run(reports.append)
+    losses = [report.loss for report in reports]
+    assert sum(losses[-10:]) < 0.98 * sum(losses[:10]), losses
 
 
 class _Pair:

@@ -45,6 +45,8 @@ def sample_of(name: str, kind: str) -> str:
         "extract.storage": "compact",
         "generate.thinking": "both",
         "select.by": "random",
+        "train.loss": "kl",
+        "train.weights": "dpace",
         "device": "cpu",
         "dtype": "float32",
     }
