@@ -35,6 +35,9 @@ class TargetOutput:
     """[batch, kept tokens, vocab]."""
 
 
+_MASK_ELEMENTS = 1 << 25
+"""Of one chunk's attention mask: 168 MB on a CPU, a byte and an fp32 number each."""
+
 KeepTap = Callable[[int, int, Tensor], None]
 """Takes a layer id, the position of the first token, and hidden states [batch, tokens, hidden]."""
 
@@ -142,32 +145,29 @@ class Target:
         The forward ends after the last tapped layer, and makes no logits. last_hidden: it goes on to the
         end and gives the final hidden states, after the model's last norm, as layer `num_layers`.
         chunk_tokens: more tokens than that pass in chunks through a KV cache, so that activations and
-        masks stay as large as a chunk needs; the result is the same up to rounding. A target whose
-        rotary frequencies depend on the length passes whole, since in chunks it would compute something
-        else.
+        masks stay small (`chunks`); the result is the same up to rounding. A target whose rotary
+        frequencies depend on the length passes whole, since in chunks it would compute something else.
         """
         if not layer_ids:
             raise ValueError("name at least one layer to tap")
+        stop_after = None if last_hidden else max(layer_ids)
         length = input_ids.shape[1]
-        whole = chunk_tokens is None or length <= chunk_tokens or self._rotates_by_length()
-        step = length if whole or chunk_tokens is None else chunk_tokens
-        last = self.num_layers - 1 if last_hidden else max(layer_ids)
-        cache = None if whole else self._cache_of(last + 1)
-        for begin in range(0, length, step):
+        if chunk_tokens is None or length <= chunk_tokens or self._rotates_by_length():
+            ranges, cache = [(0, length)], None
+        else:
+            ranges = list(chunks(length, chunk_tokens))
+            cache = self._cache_of(self.num_layers if last_hidden else max(layer_ids) + 1)
+        for begin, end in ranges:
 
             def pass_on(index: int, hidden: Tensor, begin: int = begin) -> None:
                 if index in layer_ids:
                     keep(index, begin, hidden)
 
-            with (
-                self._tapping(pass_on, None if last_hidden else last),
-                contextlib.suppress(_StopForwardError),
-            ):
+            positions = torch.arange(begin, end, device=input_ids.device)[None]
+            with self._tapping(pass_on, stop_after), contextlib.suppress(_StopForwardError):
                 output = self.model.base_model(
-                    input_ids=input_ids[:, begin : begin + step],
-                    position_ids=torch.arange(begin, min(begin + step, length), device=input_ids.device)[
-                        None
-                    ],
+                    input_ids=input_ids[:, begin:end],
+                    position_ids=positions,
                     cache=cache,
                     use_cache=cache is not None,
                 )
@@ -190,6 +190,19 @@ class Target:
             yield
         finally:
             self._keep, self._stop_after = None, None
+
+
+def chunks(length: int, chunk_tokens: int) -> Iterator[tuple[int, int]]:
+    """Half-open ranges that cover `length` tokens, none longer than `chunk_tokens`.
+
+    A chunk after the first attends through a mask [chunk, all tokens up to its end], which would soon be
+    larger than anything else; so chunks get shorter the further back they have to look.
+    """
+    begin = 0
+    while begin < length:
+        size = min(chunk_tokens, max(1, _MASK_ELEMENTS // (begin + chunk_tokens)))
+        yield begin, min(begin + size, length)
+        begin += size
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from dflash_core.target import Target
+from dflash_core.target import Target, chunks
 from tests.dflash_core.small_models import random_prompt, random_target, tapped
 
 
@@ -117,3 +117,10 @@ def test_the_last_hidden_state_gives_the_logits_through_the_head(target: Target,
     logits = torch.cat(pieces, dim=1) @ target.head_weight.T
     expected = target.forward(ids).logits
     assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(1, 4), (9, 4), (65_536, 4096), (65_536, 100)])
+def test_chunks_cover_everything_and_their_masks_stay_small(length: int, chunk: int) -> None:
+    ranges = list(chunks(length, chunk))
+    assert [i for begin, end in ranges for i in range(begin, end)] == list(range(length))
+    assert all(end - begin <= chunk and (end - begin) * end <= 1 << 25 for begin, end in ranges)
