@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from dflash_core.chat_messages import compact
-from dflash_core.types import Prompt
+from dflash_core.types import Prompt, Trace, opening
 
 NEAR = 0.7
 RUN = 5
@@ -33,22 +33,53 @@ _SPLIT_SALT = b"dflash split 1"
 def words(prompt: Prompt) -> list[str]:
     """The words of the user's messages."""
     asked = [m.content for m in prompt.history if m.role == "user"]
-    return _WORD.findall(unicodedata.normalize("NFKC", " ".join([*asked, *prompt.turns])).casefold())
+    text = unicodedata.normalize("NFKC", " ".join([*asked, *prompt.turns])).casefold()
+    return _WORD.findall(text) or text.split()  # a smiley has no word characters
 
 
 def is_held_out(prompt: Prompt, share: float) -> bool:
-    """Whether the prompt belongs to the held-out side; decided by its words alone."""
-    text = " ".join(words(prompt)).encode()
-    number = int.from_bytes(blake2b(text, digest_size=8, key=_SPLIT_SALT).digest(), "big")
-    return number < share * 2**64
+    """Whether the prompt belongs to the held-out side; decided by its words alone.
+
+    By those of its first question, if it is a trace: all turns of a conversation stay together.
+    """
+    text = " ".join(words(first_question(prompt) if isinstance(prompt, Trace) else prompt))
+    return _hash(text, _SPLIT_SALT) < share * 2**64
+
+
+def first_question(prompt: Prompt) -> Prompt:
+    """`prompt` up to its first user message: the same for every turn of a conversation."""
+    messages = opening(prompt)
+    asked = next((i for i, m in enumerate(messages) if m.role == "user"), len(messages) - 1)
+    return Prompt(prompt.id, prompt.domain, (), tuple(messages[: asked + 1]), prompt.tools, prompt.thinking)
 
 
 def content_hash(prompt: Prompt, seed: int) -> int:
-    """64 bits of everything that is asked; the seed makes another order of the same prompts."""
+    """64 bits of everything that is asked; the seed makes another order of the same prompts.
+
+    Of a trace the upper half is its conversation's, so that a draw of the smallest hashes takes
+    conversations whole, and the lower half knows the answer too.
+    """
+    key = seed.to_bytes(8, "big")
+    if not isinstance(prompt, Trace):
+        return _hash(_content(prompt), key)
+    logged = compact([prompt.answer, prompt.answer_ids, prompt.prompt_ids])
+    return conversation_hash(prompt, key) << 32 | _hash(_content(prompt) + logged, key) >> 32
+
+
+def conversation_hash(trace: Trace, key: bytes = b"") -> int:
+    """32 bits of what a conversation begins with; of its ids, where nothing else is known of it."""
+    known = trace.turns or trace.history
+    return _hash(_content(first_question(trace)) if known else compact(trace.prompt_ids), key) >> 32
+
+
+def _content(prompt: Prompt) -> str:
     history = [[m.role, " ".join(m.content.split()), m.extra] for m in prompt.history]
     turns = [" ".join(turn.split()) for turn in prompt.turns]
-    text = compact([history, turns, prompt.tools, prompt.thinking]).encode()
-    return int.from_bytes(blake2b(text, digest_size=8, key=seed.to_bytes(8, "big")).digest(), "big")
+    return compact([history, turns, prompt.tools, prompt.thinking])
+
+
+def _hash(text: str, key: bytes) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "big")
 
 
 @dataclass(frozen=True)
@@ -79,7 +110,7 @@ class GateIndex:
     def match(self, prompt: Prompt) -> Match | None:
         """The gate prompt that `prompt` is the same as or nearest to, if it is near."""
         said = words(prompt)
-        same = self._texts.get(" ".join(said))
+        same = self._texts.get(" ".join(said)) if said else None
         if same is not None:
             return Match(same, 1.0, exact=True)
         runs = _runs(said)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dflash_core.draw import Advance, Drawn, draw
 from dflash_core.errors import UserError
@@ -20,9 +20,13 @@ from dflash_core.overlap import GateIndex, is_held_out
 from dflash_core.prompts import PromptsFingerprint, prompts_fingerprint, shards, write_prompts
 from dflash_core.sources import Source
 from dflash_core.thinking import Thinking, with_thinking
-from dflash_core.types import Prompt
+from dflash_core.trace_rows import without_answer
+from dflash_core.trace_shards import write_trace_shards
+from dflash_core.types import Prompt, Trace, opening
 
 _SHARD_PROMPTS = 1024
+_BYTES_PER_TOKEN = 3
+"""What an id counts as, where there is no text."""
 
 Put = Callable[[str, Path], object]
 """Takes a finished file by its name."""
@@ -56,6 +60,11 @@ class PromptRequest:
         }
 
     @property
+    def traces(self) -> bool:
+        """Whether the training sources bring their answers along."""
+        return any(source.spec.traces for source in self.train)
+
+    @property
     def train_name(self) -> str:
         """The training sources, in words."""
         return " + ".join(source.spec.location for source in self.train)
@@ -76,7 +85,7 @@ def choose(
     Raises UserError for rows that are no prompts and for sources too small to train or to gate on.
     """
     drawn_gate = _draw_gate(request, min_gate, advance)
-    gate = list(drawn_gate.prompts(advance))
+    gate = [without_answer(p) if isinstance(p, Trace) else p for p in drawn_gate.prompts(advance)]
     expanded = list(with_thinking(gate, request.thinking))
     filter_ = _TrainSide(request, GateIndex(gate))
     with (scratch / "contamination.jsonl").open("w", encoding="utf-8") as stream:
@@ -88,11 +97,10 @@ def choose(
     put("contamination.jsonl", scratch / "contamination.jsonl")
     for line in (*_notes(drawn), *filter_.notes()):
         say(f"prompts: {line}")
-    train = _Counted(with_thinking(drawn.prompts(advance), request.thinking))
-    names = []
-    for name, shard in shards(train, _SHARD_PROMPTS):
-        _write(scratch, name, shard, put)
-        names.append(name)
+    # Of an answer that was logged it is settled whether it was thought about.
+    thinking = "default" if request.traces else request.thinking
+    train = _Counted(with_thinking(drawn.prompts(advance), thinking))
+    names = _write_train(train, scratch, put, sum(drawn.counts) if request.traces else None)
     return {
         **train.totals(),
         "train_shards": names,
@@ -122,6 +130,11 @@ def check_gate_size(num_gate: int, min_gate: int, name: str) -> None:
 
 def _draw_gate(request: PromptRequest, min_gate: int, advance: Advance) -> Drawn:
     def held_out(prompt: Prompt) -> bool:
+        if not request.gate and not opening(prompt):
+            raise UserError(
+                f"trace {prompt.id} has token ids and no messages, so that no prompts can be held out; "
+                "pass --eval-prompts"
+            )
         return bool(request.gate) or is_held_out(prompt, request.held_out_share)
 
     sources = request.gate or request.train
@@ -174,7 +187,10 @@ class _Counted:
             self._fingerprint.add(prompt)
             self._num += 1
             self._answers += prompt.num_answers
-            texts = (*prompt.turns, *(m.content for m in prompt.history))
+            texts = [*prompt.turns, *(m.content for m in prompt.history)]
+            if isinstance(prompt, Trace):
+                texts.append(prompt.answer)
+                self._bytes += _BYTES_PER_TOKEN * len(prompt.prompt_ids + prompt.answer_ids)
             self._bytes += sum(len(text.encode()) for text in texts)
             yield prompt
 
@@ -204,6 +220,20 @@ def _notes(drawn: Drawn) -> list[str]:
     if drawn.num_bad:
         notes.append(f"{drawn.num_bad:,} rows are no prompts and left out, such as: {drawn.bad[0]}")
     return notes
+
+
+def _write_train(train: _Counted, scratch: Path, put: Put, num_traces: int | None) -> list[str]:
+    """The shards' names; num_traces: None for prompts."""
+    if num_traces is not None:
+        names = write_trace_shards(scratch, cast("Iterable[Trace]", train), num_traces)
+        for name in names:
+            put(name, scratch / name)
+        return names
+    names = []
+    for name, shard in shards(train, _SHARD_PROMPTS):
+        _write(scratch, name, shard, put)
+        names.append(name)
+    return names
 
 
 def _write(scratch: Path, name: str, prompts: list[Prompt], put: Put) -> None:

@@ -32,7 +32,7 @@ def to_prompt(row: dict[str, Any], where: str, default_id: str, spec: SourceSpec
     domain = spec.domain or label(row, spec.domain_column, where) or DEFAULT_DOMAIN
     turns, history = _conversation(row, where, spec)
     tools = parse_tools(row[spec.tools], where) if row.get(spec.tools) is not None else ""
-    return Prompt(prompt_id, domain, turns, tuple(history), tools, _thinking(row))
+    return Prompt(prompt_id, domain, turns, tuple(history), tools, enable_thinking(row))
 
 
 def label(row: dict[str, Any], key: str, where: str) -> str | None:
@@ -126,7 +126,8 @@ def _turns(value: Any, where: str) -> tuple[str, ...]:
     return tuple(text_of(turn, f"{where}: turn {i}") for i, turn in enumerate(value, start=1))
 
 
-def _thinking(row: dict[str, Any]) -> bool | None:
+def enable_thinking(row: dict[str, Any]) -> bool | None:
+    """What the row says of thinking: itself, or in what a request told the chat template."""
     told = row.get("chat_template_kwargs")
     told = told if isinstance(told, dict) else {}
     for value in (row.get("thinking"), row.get("enable_thinking"), told.get("enable_thinking")):

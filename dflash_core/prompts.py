@@ -105,7 +105,7 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as stream:
             for prompt in prompts:
-                stream.write(json.dumps(to_row(prompt), ensure_ascii=False) + "\n")
+                stream.write(json.dumps(prompt_row(prompt), ensure_ascii=False) + "\n")
         temporary.replace(path)
     except OSError as error:
         raise UserError(
@@ -116,7 +116,7 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
             temporary.unlink()
 
 
-def to_row(prompt: Prompt) -> dict[str, Any]:
+def prompt_row(prompt: Prompt) -> dict[str, Any]:
     """A prompt as a JSON object that `to_prompt` takes for an equal one."""
     row: dict[str, Any] = {"id": prompt.id, "domain": prompt.domain}
     if prompt.history:

@@ -49,6 +49,8 @@ class SourceSpec:
     split: str | None = None
     revision: str | None = None
     skip_bad: bool = False
+    traces: bool = False
+    """Its rows are prompts with the answers that a serving engine logged."""
 
     @property
     def path(self) -> Path:

@@ -6,18 +6,19 @@ A file or folder is identified by its bytes, a hub dataset by its commit; where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dflash_core.digest_cache import cache_file, load_digests, signature, store_digests
 from dflash_core.errors import UserError
-from dflash_core.fingerprint import file_sha256
+from dflash_core.fingerprint import file_sha256, fingerprint
 from dflash_core.hub_rows import HUB_ID, dataset_rows, resolved_revision
 from dflash_core.json_lines import Rows, shown
 from dflash_core.prompt_rows import FORMAT, to_prompt
 from dflash_core.row_files import file_rows, known_files
 from dflash_core.source_spec import SourceSpec, parse_source
+from dflash_core.trace_rows import to_traces
 from dflash_core.types import Prompt
 
 _SMALL_BYTES = 1 << 20
@@ -59,26 +60,33 @@ class Source:
         """
         number = 0
         for number, (where, row) in enumerate(self.rows(), start=1):
+            default_id = f"{self.spec.name}/{number}"
             try:
-                prompt = to_prompt(row, where, f"{self.spec.name}/{number}", self.spec)
+                if self.spec.traces:
+                    found: Sequence[Prompt] = to_traces(row, where, default_id, self.spec)
+                else:
+                    found = (to_prompt(row, where, default_id, self.spec),)
             except UserError as error:
                 if not self.spec.skip_bad:
                     raise
                 on_bad(error)
                 continue
-            yield prompt if not self.prefix else _prefixed(prompt, self.prefix)
+            for prompt in found:
+                yield prompt if not self.prefix else _prefixed(prompt, self.prefix)
         if not number:
             raise UserError(
                 f"{self.spec.location} holds no prompts; give it one JSON object a line with {FORMAT}"
             )
 
 
-def open_sources(texts: Sequence[str], cache_dir: Path | None = None) -> tuple[Source, ...]:
+def open_sources(
+    texts: Sequence[str], cache_dir: Path | None = None, *, traces: bool = False
+) -> tuple[Source, ...]:
     """The sources that `texts` name. Raises UserError for one that is not there.
 
     cache_dir: where digests of large files are kept, so that an unchanged one is not read for its identity.
     """
-    specs = [parse_source(text) for text in texts]
+    specs = [replace(parse_source(text), traces=traces) for text in texts]
     for spec in specs:
         if specs.count(spec) > 1:
             raise UserError(f"{spec.location} is named twice; give it a weight instead")
@@ -93,7 +101,7 @@ def open_sources(texts: Sequence[str], cache_dir: Path | None = None) -> tuple[S
 def _prefixed(prompt: Prompt, prefix: str) -> Prompt:
     if prompt.id.startswith(f"{prefix}/"):
         return prompt
-    return Prompt(**{**vars(prompt), "id": f"{prefix}/{prompt.id}"})
+    return replace(prompt, id=f"{prefix}/{prompt.id}")
 
 
 def _open(spec: SourceSpec, prefix: str, cache_dir: Path | None) -> Source:
@@ -115,8 +123,6 @@ def _open(spec: SourceSpec, prefix: str, cache_dir: Path | None) -> Source:
 
 
 def _of_listing(listing: list[list[str]]) -> str:
-    from dflash_core.fingerprint import fingerprint
-
     return fingerprint(listing)
 
 

@@ -47,6 +47,26 @@ class Prompt:
         return max(1, len(self.turns))
 
 
+@dataclass(frozen=True)
+class Trace(Prompt):
+    """A prompt that a serving engine answered, and the answer as it was logged.
+
+    Its history and turn are what was asked; token ids, where the engine logged them, are what counts.
+    """
+
+    answer: str = ""
+    """The text; empty where only token ids were logged."""
+    answer_ids: tuple[int, ...] = ()
+    """Stop token included, where one was reached."""
+    prompt_ids: tuple[int, ...] = ()
+    stopped: bool = True
+    """By a stop token; otherwise cut, at a length or at a string."""
+    template: str = ""
+    """sha256 of the chat template that rendered the prompt, where it was logged."""
+    unusable: str = ""
+    """Why its tokens cannot be known, in words."""
+
+
 def opening(prompt: Prompt) -> list[Message]:
     """The messages of `prompt` before its first answer."""
     return [*prompt.history, *(Message("user", turn) for turn in prompt.turns[:1])]

@@ -206,6 +206,8 @@ class RealignConfig(Section):
     """Checkpoint to align with: a directory or a hub id."""
     prompts: tuple[str, ...] | None = Field(None, min_length=1)
     """Training prompts: a file, folder or hub id (see above); unset: the shipped set."""
+    traces: tuple[str, ...] | None = Field(None, min_length=1)
+    """Instead of prompts: requests with their answers as this target's serving engine logged them."""
     eval_prompts: tuple[str, ...] | None = Field(None, min_length=1)
     """Held-out prompts for the gate, as --prompts; unset: held out of --prompts, or the shipped set."""
     store: str = Field("dflash-store", min_length=1)
@@ -237,10 +239,16 @@ class RealignConfig(Section):
     gate: GateSection = GateSection()
     resources: ResourcesSection = ResourcesSection()
 
-    @field_validator("prompts", "eval_prompts", mode="before")
+    @field_validator("prompts", "traces", "eval_prompts", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return as_sources(value)
+
+    @model_validator(mode="after")
+    def _one_corpus(self) -> RealignConfig:
+        if self.prompts is not None and self.traces is not None:
+            raise ValueError("prompts and traces both say what to train on; give one of them")
+        return self
 
     def flat(self) -> dict[str, Scalar]:
         """Dotted name -> scalar, for MLflow's params: paths as text, lists joined by commas."""

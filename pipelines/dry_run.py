@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.fingerprint import SHORT
-from pipelines import evaluate, extract, generate, inspect, prompts, select, settled, train
+from pipelines import evaluate, extract, generate, inspect, prompts, select, settled, traces, train
 from pipelines.champion import Champion, known_champion
 from pipelines.plan import Plan
 from pipelines.prepare import Prepared
@@ -99,12 +99,16 @@ def describe(prepared: Prepared) -> DryRun:
             # The champion's own shape is known once it has been fetched.
             parent = known_champion(context, current)
             shape = parent.drafter if parent else None
-    tokens = chosen.num_answers * (config.generate.max_new_tokens or 0)
+    tokens = 0 if config.traces else chosen.num_answers * (config.generate.max_new_tokens or 0)
     all_tokens = tokens + chosen.text_bytes // _BYTES_PER_TOKEN_OF_TEXT
     taps = len((shape or prepared.shape).target_layer_ids)
     feature_bytes = all_tokens * taps * context.checkpoint.config.hidden_size * _BYTES_PER_FEATURE
-    generated = generate.plan(context, chosen.train_fingerprint)
-    add("generate", generated, f"{chosen.num_answers:,} answers, at most {tokens:,} tokens")
+    if config.traces:
+        generated = traces.plan(context, chosen)
+        add("traces", generated, f"{chosen.num_train:,} logged answers")
+    else:
+        generated = generate.plan(context, chosen.train_fingerprint)
+        add("generate", generated, f"{chosen.num_answers:,} answers, at most {tokens:,} tokens")
     corpus: Plan | None = generated
     if config.select.fraction is not None and select.kept_whole(config, current) is None:
         unknown = current is not None and config.select.by == "draft" and parent is None

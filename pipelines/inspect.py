@@ -44,15 +44,16 @@ def run(context: Context, chosen: StageResult) -> StageResult:
 
     def body(workspace: Workspace) -> dict[str, Any]:
         check_thinking(context.checkpoint, config.generate.thinking)
-        train = _fitting(context, config.generate.max_new_tokens, own=config.prompts is not None)
-        gate = _fitting(
-            context, config.evaluate.max_new_tokens, own=bool(config.eval_prompts or config.prompts)
-        )
-        total = artifact.meta["num_train"] + artifact.meta["num_gate"]
+        # Traces have been answered: stage `traces` looks at their tokens itself.
+        asked = [] if config.traces else artifact.meta["train_shards"]
+        own = config.prompts or config.traces
+        train = _fitting(context, config.generate.max_new_tokens, own=bool(own))
+        gate = _fitting(context, config.evaluate.max_new_tokens, own=bool(config.eval_prompts or own))
+        total = artifact.meta["num_gate"] + (artifact.meta["num_train"] if asked else 0)
         with workspace.scratch() as scratch, progress("inspect", total, "prompts") as bar:
             kept = list(gate.of(load_prompts(artifact.local("gate.jsonl")), bar.advance))
             gate.conclude()
-            fitting = train.of(_train_prompts(artifact), bar.advance)
+            fitting = train.of(_prompts_of(artifact, asked), bar.advance)
             names = _write_shards(scratch, fitting, config.generate.shard_prompts or 256)
             train.conclude()
             write_prompts(scratch / "gate.jsonl", kept)
@@ -72,9 +73,9 @@ def run(context: Context, chosen: StageResult) -> StageResult:
     return plan(context, Chosen.of(artifact.meta)).run(context, body)
 
 
-def _train_prompts(artifact: Artifact) -> Iterator[Prompt]:
+def _prompts_of(artifact: Artifact, names: list[str]) -> Iterator[Prompt]:
     """One shard in memory at a time."""
-    return (prompt for name in artifact.meta["train_shards"] for prompt in load_prompts(artifact.local(name)))
+    return (prompt for name in names for prompt in load_prompts(artifact.local(name)))
 
 
 def _write_shards(scratch: Path, prompts: Iterator[Prompt], size: int) -> list[str]:

@@ -47,10 +47,11 @@ def prompt_request(config: RealignConfig, cache_dir: Path | None) -> PromptReque
 
     With training prompts of the user's but no gate prompts, a share of them is held out.
     """
-    train = config.prompts or (str(shipped_path("train")),)
-    gate = config.eval_prompts or (() if config.prompts else (str(shipped_path("gate")),))
+    own = config.traces or config.prompts
+    train = own or (str(shipped_path("train")),)
+    gate = config.eval_prompts or (() if own else (str(shipped_path("gate")),))
     return PromptRequest(
-        train=open_sources(train, cache_dir),
+        train=open_sources(train, cache_dir, traces=bool(config.traces)),
         gate=open_sources(gate, cache_dir),
         held_out_share=config.evaluate.held_out_share,
         num_train=config.generate.num_prompts,

@@ -1,8 +1,8 @@
 """The realign flow, read top to bottom: a target checkpoint goes in, a decision comes out.
 
-prompts -> inspect -> evaluate champion (if any) -> certified, or: generate -> select (if asked) -> extract
--> train -> evaluate candidate -> gate -> register. Every stage finds its output if it exists, so a rerun of
-a killed night continues.
+prompts -> inspect -> evaluate champion (if any) -> certified, or: generate (or traces) -> select (if asked)
+-> extract -> train -> evaluate candidate -> gate -> register. Every stage finds its output if it exists, so
+a rerun of a killed night continues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ from dataclasses import replace
 
 from dflash_core.gate import decide, one_sentence, still_fits
 from dflash_core.types import Outcome, Verdict
-from pipelines import evaluate, extract, generate, inspect, kept_budget, prompts, select, settled, train
+from pipelines import (
+    evaluate,
+    extract,
+    generate,
+    inspect,
+    kept_budget,
+    prompts,
+    select,
+    settled,
+    traces,
+    train,
+)
 from pipelines.champion import fetch_champion
 from pipelines.conclude import Evidence, conclude, finish_promotion
 from pipelines.drafters import candidate_of, gate_policy
@@ -61,7 +72,11 @@ def realign(prepared: Prepared) -> RealignResult:
 
     parent = champion if champion is not None and not context.config.from_scratch else None
     shape = parent.drafter if parent else prepared.shape
-    generated = generate.run(context, generate.plan(context, chosen.train_fingerprint), evidence.inspected)
+    if context.config.traces:
+        generated = traces.run(context, drawn)
+    else:
+        planned = generate.plan(context, chosen.train_fingerprint)
+        generated = generate.run(context, planned, evidence.inspected)
     corpus = select.run(context, generated, parent)
     extracted = extract.run(
         context, extract.plan(context, corpus[-1].identity, shape.target_layer_ids), corpus[-1]

@@ -21,7 +21,7 @@ from pipelines.result import RealignResult, StageSummary
 
 CODE_VERSION = 1
 NOT_THE_REQUEST = {
-    *("target", "prompts", "eval_prompts", "chat_template"),
+    *("target", "prompts", "traces", "eval_prompts", "chat_template"),
     *("store", "tracking_uri", "model_name", "ray_address", "resources", "device", "dtype"),
 }
 """Configuration that says where things are or where to run; what is read from there counts by content."""

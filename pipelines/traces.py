@@ -1,0 +1,82 @@
+"""Stage `traces`: what serving logged becomes the corpus; nothing is generated, the target is not loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from dflash_core.artifacts import Workspace
+from dflash_core.errors import UserError
+from pipelines.context import Context
+from pipelines.plan import Plan
+from pipelines.prompts import Chosen
+from pipelines.sharded import peak_memory, work_off
+from pipelines.stage import StageResult
+from pipelines.telemetry import progress, say
+
+CODE_VERSION = 1
+
+
+def plan(context: Context, chosen: Chosen) -> Plan:
+    """What the samples depend on."""
+    inputs = {
+        "target": context.checkpoint.fingerprint,
+        "stop_ids": list(context.checkpoint.eos_ids),
+        "traces": chosen.train_fingerprint,
+    }
+    return Plan("traces", inputs, CODE_VERSION)
+
+
+def run(context: Context, drawn: StageResult) -> StageResult:
+    """Samples in `samples-NNNNN.jsonl`, one for each `traces-NNNNN.jsonl`; resumable shard by shard.
+
+    Raises UserError if they were served with another template than the target's.
+    """
+    meta = drawn.artifact.meta
+
+    def body(workspace: Workspace) -> dict[str, Any]:
+        with progress("traces", meta["num_train"], "traces") as bar:
+            rows = work_off(
+                workspace,
+                "trace_workers.TraceWorker",
+                {
+                    "checkpoint": context.checkpoint,
+                    "guard": context.guard,
+                    "workspace": workspace,
+                    "drawn": drawn.artifact,
+                },
+                [
+                    {"name": name.replace("traces-", "samples-"), "traces": name}
+                    for name in meta["train_shards"]
+                ],
+                context.placement,
+                context.connect,
+                lambda row, fresh: bar.advance(row["traces"], fresh=fresh, tokens=row["tokens"]),
+            )
+        return _totals(context, rows)
+
+    return plan(context, Chosen.of(meta)).run(context, body)
+
+
+def _totals(context: Context, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    from dflash_core.trace_samples import check_mismatches, template_sha256
+
+    totals = {key: sum(row[key] for row in rows) for key in ("traces", "samples", "tokens", "seconds")}
+    compared, mismatched = (sum(row[key] for row in rows) for key in ("compared", "mismatched"))
+    check_mismatches(mismatched, compared)
+    left_out: Counter[str] = Counter()
+    for row in rows:
+        left_out.update(row["left_out"])
+    told = ", ".join(f"{count:,} with {reason}" for reason, count in left_out.most_common())
+    if told:
+        say(f"traces: {left_out.total():,} of {totals['traces']:,} are left out ({told})")
+    if not totals["samples"]:
+        raise UserError(f"no trace can be trained on ({told}); log token ids beside the messages")
+    return {
+        **totals,
+        "compared": compared,
+        "mismatched": mismatched,
+        "left_out": dict(left_out),
+        "chat_template_sha256": template_sha256(context.checkpoint),
+        "peak_mb": peak_memory(rows),
+    }
