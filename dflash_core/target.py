@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from dflash_core.errors import UserError
+from dflash_core.row_cache import RowCache
 from dflash_core.transformers_bars import without_bars
 
 if TYPE_CHECKING:
@@ -129,6 +130,48 @@ class Target:
         kept = [taps[index].to(self.device) for index in layer_ids]
         width = torch.empty(*input_ids.shape, 0, dtype=self.dtype, device=self.device)
         return TargetOutput(torch.cat(kept, dim=-1) if kept else width, output.logits)
+
+    def new_rows(self) -> RowCache:
+        """A cache without rows, for `forward_rows`."""
+        return RowCache(self.num_layers, self.device)
+
+    @torch.inference_mode()
+    def forward_rows(
+        self,
+        input_ids: Tensor,
+        cache: RowCache,
+        *,
+        layer_ids: Sequence[int] = (),
+        logits_at: Tensor | None = None,
+    ) -> TargetOutput:
+        """Run the whole target over `input_ids` [rows, tokens] (int64), each row continuing its own in `cache`.
+
+        How many of the tokens stay in the cache is then told to `cache.keep`. Short rows are padded on the
+        right, where nothing that counts attends to. Logits [rows, tokens, vocab], or with `logits_at`
+        [rows] those of one token of each row [rows, 1, vocab].
+        """
+        positions = cache.begin(input_ids.shape[1])
+        with self._tapping(layer_ids):
+            hidden = self.model.base_model(
+                input_ids=input_ids,
+                position_ids=positions,
+                attention_mask=self._row_mask(cache),
+                cache=cache,
+                use_cache=True,
+            ).last_hidden_state
+            if logits_at is not None:
+                hidden = hidden[torch.arange(len(hidden), device=self.device), logits_at][:, None]
+            logits = self.model.get_output_embeddings()(hidden)
+            return TargetOutput(self._joined(layer_ids, input_ids), logits)
+
+    def _row_mask(self, cache: RowCache) -> Any:
+        """The attention mask as the model takes it: by kind of layer where some have a window."""
+        # Over new rows alone plain causal attention is right, for which there are faster kernels.
+        full = cache.visible() if any(cache.lengths) else None
+        if "sliding_attention" not in (getattr(self.model.config, "layer_types", None) or ()):
+            return full
+        window = self.model.config.sliding_window
+        return {"full_attention": full, "sliding_attention": cache.visible(window)}
 
     @torch.inference_mode()
     def tap(
