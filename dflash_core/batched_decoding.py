@@ -37,11 +37,13 @@ class BatchedEngine:
     """Answers requests with a loaded target. See `generation.Engine`.
 
     batch_tokens: rows x (the longest prompt among them + max_new_tokens) stays below it; a request that is
-    longer by itself is answered alone.
+    longer by itself is answered alone, and so is every request of a target whose rotary positions depend
+    on the longest sequence beside it.
     """
 
     def __init__(self, target: Target, settings: GenerationSettings, *, batch_tokens: int) -> None:
-        self.target, self.settings, self.batch_tokens = target, settings, batch_tokens
+        self.target, self.settings = target, settings
+        self.batch_tokens = 1 if target.rotates_by_length() else batch_tokens
         self._waiting: list[tuple[int, str, Request]] = []
         self._rows: list[_Row] = []
         self._cache = target.new_rows()

@@ -116,8 +116,9 @@ class _RowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, length = self.cache.room
+        # Zeros: attention multiplies what is masked by 0, and a NaN left in the memory would survive it.
         self.keys, self.values = (
-            torch.empty(rows, s.shape[1], length, s.shape[3], dtype=s.dtype, device=s.device)
+            torch.zeros(rows, s.shape[1], length, s.shape[3], dtype=s.dtype, device=s.device)
             for s in (key_states, value_states)
         )
         self.is_initialized = True

@@ -114,22 +114,14 @@ class Target:
         `layer_ids` the features are of width 0.
         """
         taps: dict[int, Tensor] = {}
-
-        def pick(index: int, hidden: Tensor) -> None:
-            if index in layer_ids:
-                taps[index] = hidden
-
-        with self._tapping(pick):
+        with self._tapping(_keeper(taps, layer_ids)):
             output = self.model(
                 input_ids=input_ids,
                 cache=cache,
                 use_cache=cache is not None,
                 logits_to_keep=logits_to_keep,
             )
-        # A model that is spread over devices leaves its layers' outputs on all of them.
-        kept = [taps[index].to(self.device) for index in layer_ids]
-        width = torch.empty(*input_ids.shape, 0, dtype=self.dtype, device=self.device)
-        return TargetOutput(torch.cat(kept, dim=-1) if kept else width, output.logits)
+        return TargetOutput(self._side_by_side(taps, layer_ids, input_ids), output.logits)
 
     def new_rows(self) -> RowCache:
         """A cache without rows, for `forward_rows`."""
@@ -151,7 +143,8 @@ class Target:
         [rows] those of one token of each row [rows, 1, vocab].
         """
         positions = cache.begin(input_ids.shape[1])
-        with self._tapping(layer_ids):
+        taps: dict[int, Tensor] = {}
+        with self._tapping(_keeper(taps, layer_ids)):
             hidden = self.model.base_model(
                 input_ids=input_ids,
                 position_ids=positions,
@@ -159,10 +152,16 @@ class Target:
                 cache=cache,
                 use_cache=True,
             ).last_hidden_state
-            if logits_at is not None:
-                hidden = hidden[torch.arange(len(hidden), device=self.device), logits_at][:, None]
-            logits = self.model.get_output_embeddings()(hidden)
-            return TargetOutput(self._joined(layer_ids, input_ids), logits)
+        if logits_at is not None:
+            hidden = hidden[torch.arange(len(hidden), device=hidden.device), logits_at][:, None]
+        logits = self.model.get_output_embeddings()(hidden)
+        return TargetOutput(self._side_by_side(taps, layer_ids, input_ids), logits)
+
+    def _side_by_side(self, taps: dict[int, Tensor], layer_ids: Sequence[int], input_ids: Tensor) -> Tensor:
+        # A model that is spread over devices leaves its layers' outputs on all of them.
+        kept = [taps[index].to(self.device) for index in layer_ids]
+        width = torch.empty(*input_ids.shape, 0, dtype=self.dtype, device=self.device)
+        return torch.cat(kept, dim=-1) if kept else width
 
     def _row_mask(self, cache: RowCache) -> Any:
         """The attention mask as the model takes it: by kind of layer where some have a window."""
@@ -195,7 +194,7 @@ class Target:
             raise ValueError("name at least one layer to tap")
         stop_after = None if last_hidden else max(layer_ids)
         length = input_ids.shape[1]
-        if chunk_tokens is None or length <= chunk_tokens or self._rotates_by_length():
+        if chunk_tokens is None or length <= chunk_tokens or self.rotates_by_length():
             ranges, cache = [(0, length)], None
         else:
             ranges = list(chunks(length, chunk_tokens))
@@ -222,7 +221,8 @@ class Target:
         del cache.layers[num_layers:]
         return cache
 
-    def _rotates_by_length(self) -> bool:
+    def rotates_by_length(self) -> bool:
+        """Whether a token's rotary positions depend on how long the longest sequence beside it is."""
         rope = getattr(self.model.config, "rope_parameters", None) or {}
         return rope.get("rope_type") in ("dynamic", "longrope")
 
@@ -246,6 +246,16 @@ def chunks(length: int, chunk_tokens: int) -> Iterator[tuple[int, int]]:
         size = min(chunk_tokens, max(1, _MASK_ELEMENTS // (begin + chunk_tokens)))
         yield begin, min(begin + size, length)
         begin += size
+
+
+def _keeper(taps: dict[int, Tensor], layer_ids: Sequence[int]) -> Callable[[int, Tensor], None]:
+    """Puts the outputs of `layer_ids` into `taps`."""
+
+    def keep(index: int, hidden: Tensor) -> None:
+        if index in layer_ids:
+            taps[index] = hidden
+
+    return keep
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from dflash_core.corpus import generate_batch
+from dflash_core.batched_decoding import BatchedEngine
 from dflash_core.drafter import Drafter, new_drafter
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.extraction import extract
@@ -34,11 +34,19 @@ _FAMILIES = {
 }
 
 
-def random_target(family: str = "qwen3", *, seed: int = 0, layers: int = 4, hidden: int = 32) -> Target:
+def random_target(
+    family: str = "qwen3",
+    *,
+    seed: int = 0,
+    layers: int = 4,
+    hidden: int = 32,
+    max_positions: int = 256,
+    **changes: object,
+) -> Target:
     """A target with random weights, large enough for its greedy output to depend on the context."""
     torch.manual_seed(seed)
     config_class, model_class = _FAMILIES[family]
-    extra = {} if family == "qwen2" else {"head_dim": hidden // 4}
+    extra = {**({} if family == "qwen2" else {"head_dim": hidden // 4}), **changes}
     config = config_class(
         vocab_size=VOCAB,
         hidden_size=hidden,
@@ -46,7 +54,7 @@ def random_target(family: str = "qwen3", *, seed: int = 0, layers: int = 4, hidd
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=2 * hidden,
-        max_position_embeddings=256,
+        max_position_embeddings=max_positions,
         initializer_range=0.2,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -55,6 +63,14 @@ def random_target(family: str = "qwen3", *, seed: int = 0, layers: int = 4, hidd
         **extra,
     )
     return Target(model_class(config).eval())
+
+
+def sliding_target(*, window: int, seed: int = 0) -> Target:
+    """A target every other layer of which sees no more than the last `window` tokens."""
+    kinds = ["full_attention", "sliding_attention"] * 2
+    return random_target(
+        "qwen3", seed=seed, use_sliding_window=True, sliding_window=window, layer_types=kinds
+    )
 
 
 def drafter_config(target: Target, **changes: object) -> DrafterConfig:
@@ -91,10 +107,12 @@ def greedy_samples(
 ) -> list[Sample]:
     """The target's own greedy answers to random prompts."""
     prompts = [random_prompt(prompt_length, seed) for seed in range(count)]
-    answers = generate_batch(target, prompts, max_new_tokens=new_tokens, stop_ids=(), temperature=0.0, seed=0)
+    engine = BatchedEngine(target, GenerationSettings(new_tokens, frozenset()), batch_tokens=4096)
+    engine.submit(Request(str(i), tuple(prompt), seed=0) for i, prompt in enumerate(prompts))
+    answers = {answer.id: answer.token_ids for answer in engine.answers()}
     return [
-        Sample(str(i), "test", (*prompt, *answer), ((prompt_length, prompt_length + len(answer)),))
-        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        Sample(i, "test", (*prompt, *answers[i]), ((prompt_length, prompt_length + len(answers[i])),))
+        for i, prompt in ((str(i), prompt) for i, prompt in enumerate(prompts))
     ]
 
 
