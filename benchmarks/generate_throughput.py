@@ -1,11 +1,11 @@
-"""Generation throughput: the batched engine against `transformers` generate, one prompt at a time and in batches.
+"""Generation throughput: the batched engine against `transformers` generate, alone and in static batches.
 
-    python benchmarks/generate_throughput.py TARGET PROMPTS.jsonl [--out FILE]
+    python benchmarks/generate_throughput.py TARGET [PROMPTS.jsonl] [--out FILE]
 
 Greedy, the same prompts, one process, fp32. The static batches have as many rows as the engine may decode
 together and go in the engine's order (longest prompt first); each waits for its longest answer. That all
-three give the same answers is checked, and the rates count the tokens of those answers only. With `--toy`
-in place of PROMPTS the shipped prompts are answered, as in the demo.
+three give the same answers is checked, and the rates count the tokens of those answers only. Without
+PROMPTS the shipped prompts are answered.
 """
 
 from __future__ import annotations

@@ -118,7 +118,9 @@ class BatchedEngine:
 
     def _finished(self) -> Iterator[Answer]:
         """Take the rows out that have ended."""
-        ended = [(i, how) for i, row in enumerate(self._rows) if (how := ending(row.token_ids, self.settings))]
+        ended = [
+            (i, how) for i, row in enumerate(self._rows) if (how := ending(row.token_ids, self.settings))
+        ]
         if not ended:
             return
         finished = [Answer(self._rows[i].request.id, tuple(self._rows[i].token_ids), how) for i, how in ended]

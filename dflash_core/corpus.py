@@ -8,15 +8,11 @@ index and never searched for.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from transformers import GenerationConfig
-
 from dflash_core.errors import UserError
-from dflash_core.target import Target
 from dflash_core.types import Message, Sample
 
 if TYPE_CHECKING:
@@ -82,53 +78,6 @@ def check_length(prompt_id: str, length: int, max_new_tokens: int, max_positions
             f"prompt {prompt_id!r} is {length} tokens long and its answer may take {max_new_tokens}, but the "
             f"target's context holds {max_positions}; shorten the prompt or lower the answer's length"
         )
-
-
-@torch.inference_mode()
-def generate_batch(
-    target: Target,
-    prompts: Sequence[list[int]],
-    *,
-    max_new_tokens: int,
-    stop_ids: Collection[int],
-    temperature: float,
-    seed: int,
-) -> list[list[int]]:
-    """The target's responses to rendered prompts, the stop token included where one was reached.
-
-    Rows are padded on the left; a row ends at its own stop token.
-    """
-    longest = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    stops = sorted(stop_ids)
-    # transformers fills what is None from defaults of its own (top_k 50, when sampling); `Target` has
-    # dropped the checkpoint's.
-    sampling: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    settings = GenerationConfig(
-        **sampling,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=stops,
-        pad_token_id=stops[0] if stops else 0,
-    )
-    torch.manual_seed(seed)
-    output = target.model.generate(
-        input_ids=ids.to(target.device),
-        attention_mask=mask.to(target.device),
-        generation_config=settings,
-    )
-    return [cut_at_stop(row[longest:].tolist(), stop_ids) for row in output]
-
-
-def cut_at_stop(ids: list[int], stop_ids: Collection[int]) -> list[int]:
-    """`ids` up to and including the first stop token."""
-    end = next((i for i, token in enumerate(ids) if token in stop_ids), len(ids) - 1)
-    return ids[: end + 1]
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> int:

@@ -30,7 +30,8 @@ class RowCache(Cache):
         self._positions = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._span = 0
         self._room = 0, 0
-        super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
+        self._kept = [_RowLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=list(self._kept))
 
     @property
     def num_rows(self) -> int:
@@ -70,7 +71,7 @@ class RowCache(Cache):
     def drop(self, rows: Sequence[int]) -> None:
         """Take rows out; the last rows move into their places. `moves` tells which."""
         for row, last in moves(self.num_rows, rows):
-            for layer in self.layers:
+            for layer in self._kept:
                 layer.move(last, row, self.lengths[last])
             self.lengths[row] = self.lengths[last]
         del self.lengths[self.num_rows - len(set(rows)) :]
@@ -79,7 +80,7 @@ class RowCache(Cache):
         """Copy the rows of `other` behind the own ones."""
         first = self.num_rows
         self.reserve(first + other.num_rows, max(other.lengths))
-        for layer, source in zip(self.layers, other.layers, strict=True):
+        for layer, source in zip(self._kept, other._kept, strict=True):
             layer.put(first, source, other.num_rows, max(other.lengths))
         self.lengths += other.lengths
 
@@ -91,7 +92,7 @@ class RowCache(Cache):
         room = max(rows, old_rows), max(length, old_length)
         if room != self._room:
             self._room = room
-            for layer in self.layers:
+            for layer in self._kept:
                 layer.grow()
 
     # What layers ask of their cache.
@@ -109,6 +110,9 @@ class RowCache(Cache):
 
 class _RowLayer(CacheLayerMixin):
     """One layer's keys and values, each [rows, heads, tokens, head size]."""
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, cache: RowCache) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ FIRST_CANDIDATES = 256
 
 
 def choose(logits: Tensor, draws: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Tokens [rows] for `logits` [rows, vocab] by `draws` [rows], float64 in [0, 1); greedy at temperature 0."""
+    """Tokens [rows] from `logits` [rows, vocab]: greedy at temperature 0, else by `draws` [rows]."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)

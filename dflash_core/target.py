@@ -136,7 +136,7 @@ class Target:
         layer_ids: Sequence[int] = (),
         logits_at: Tensor | None = None,
     ) -> TargetOutput:
-        """Run the whole target over `input_ids` [rows, tokens] (int64), each row continuing its own in `cache`.
+        """Run the target over `input_ids` [rows, tokens] (int64), each row continuing its own in `cache`.
 
         How many of the tokens stay in the cache is then told to `cache.keep`. Short rows are padded on the
         right, where nothing that counts attends to. Logits [rows, tokens, vocab], or with `logits_at`

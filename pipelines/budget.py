@@ -69,7 +69,7 @@ def _tiny() -> Automatic:
     actors run, then 1 to 5 s for each of generate, extract and evaluate.
     """
     return {
-        "generate": {"num_prompts": 160, "max_new_tokens": 96, "batch_size": 32, "shard_prompts": 32},
+        "generate": {"num_prompts": 160, "max_new_tokens": 96, "batch_tokens": 8192, "shard_prompts": 32},
         "extract": {"shard_tokens": 2048},
         "drafter": {"num_layers": 2, "block_size": 8},
         "train": {"steps": 160, "batch_tokens": 1024, "anchors_per_sequence": 16},
@@ -96,7 +96,7 @@ def _cpu(num_parameters: int, num_cpus: int) -> Automatic:
         "generate": {
             "num_prompts": _between(32, 200 * speed, 2000),
             "max_new_tokens": 128,
-            "batch_size": 8,
+            "batch_tokens": 8192,
             "shard_prompts": 16,
         },
         "extract": {"shard_tokens": 8192},
@@ -117,7 +117,12 @@ def _gpu(num_workers: int) -> Automatic:
     power.
     """
     return {
-        "generate": {"num_prompts": None, "max_new_tokens": 2048, "batch_size": 32, "shard_prompts": 256},
+        "generate": {
+            "num_prompts": None,
+            "max_new_tokens": 2048,
+            "batch_tokens": 65_536,
+            "shard_prompts": 256,
+        },
         "extract": {"shard_tokens": 65_536},
         "drafter": {"num_layers": 5, "block_size": 16},
         "train": {"epochs": 6, "batch_tokens": 4 * 3072 * num_workers, "anchors_per_sequence": 512},

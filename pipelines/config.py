@@ -36,8 +36,12 @@ class GenerateSection(Section):
     """Sampling temperature of the training answers; 0 is greedy."""
     thinking: Literal["default", "on", "off", "both"] = "default"
     """What the chat template is told of prompts that don't say themselves, the gate's too; a domain each."""
-    batch_size: int | None = Field(None, ge=1)
-    """Prompts decoded together by one actor."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Sampled from the likeliest tokens that together reach this probability; 1 is all tokens."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What decodes: our own batching over transformers, or vLLM where it is installed."""
+    batch_tokens: int | None = Field(None, ge=1)
+    """Tokens decoded together by one actor: answers under way x the longest that one can become."""
     shard_prompts: int | None = Field(None, ge=1)
     """Prompts per shard; a killed generation repeats one shard per actor at most."""
 

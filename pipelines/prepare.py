@@ -25,6 +25,7 @@ from pipelines.budget import resolve_budget
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.drafters import first_drafter, gate_policy
+from pipelines.engines import check_engine
 from pipelines.local_ray import cpu_budget, memory_budget
 from pipelines.measure import read_chat_template
 from pipelines.placement import Machine, place
@@ -55,6 +56,7 @@ def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True
 
     make_store: make and try the store's folder; without it a store that is not there is taken as empty.
     """
+    check_engine(config)
     template = read_chat_template(config.chat_template)
     # Absolute: actors and submitted jobs stand in other folders.
     path = resolve_target(config.target).absolute()

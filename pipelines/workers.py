@@ -24,10 +24,9 @@ from dflash_core.feature_check import check_shard
 from dflash_core.feature_schema import FeatureMeta
 from dflash_core.feature_writer import write_shard
 from dflash_core.prompts import load_prompts
-from dflash_core.repetition import repeats_endlessly
 from dflash_core.target import Target, load_target
 from dflash_core.target_guard import TargetGuard
-from dflash_core.types import Checkpoint, Message, Prompt, Sample, opening
+from dflash_core.types import Checkpoint
 from pipelines.placement import Placement, torch_dtype
 from pipelines.sharded import Row, ShardWorker
 
@@ -46,84 +45,6 @@ def start_target(checkpoint: Checkpoint, placement: Placement) -> Target:
 
 _loaded: dict[tuple[str, str, str], Target] = {}
 """At most one."""
-
-
-class GenerateWorker(ShardWorker):
-    """Answers prompts with the target and writes one shard of samples per task."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        guard: TargetGuard,
-        placement: Placement,
-        workspace: Workspace,
-        inspected: Artifact,
-        settings: dict[str, Any],
-    ) -> None:
-        self.checkpoint, self.guard = checkpoint, guard
-        self.workspace, self.inspected, self.settings = workspace, inspected, settings
-        self.target = start_target(checkpoint, placement)
-        self.tokenizer = load_tokenizer(checkpoint)
-
-    def work(self, task: Row) -> Row:
-        """Task: {"name", "prompts": file of `inspected`, "seed"}. A sample per turn of each prompt."""
-        began = time.perf_counter()
-        chosen = load_prompts(self.inspected.local(task["prompts"]))
-        size = self.settings["batch_size"]
-        answers = [
-            sample
-            for start in range(0, len(chosen), size)
-            for sample in self._answer(chosen[start : start + size], task["seed"] + start)
-        ]
-        samples = [sample for sample in answers if not self._endless(sample)]
-        with self.workspace.scratch() as scratch:
-            corpus.write_samples(scratch / "samples", samples)
-            self.workspace.put(task["name"], scratch / "samples")
-        tokens = sum(s.num_supervised for s in samples)
-        return {
-            "prompts": len(chosen),
-            "samples": len(samples),
-            "repetitive": len(answers) - len(samples),
-            "tokens": tokens,
-            "seconds": time.perf_counter() - began,
-        }
-
-    def _endless(self, sample: Sample) -> bool:
-        """Cut off at the length limit in the middle of repeating itself."""
-        ((start, end),) = sample.spans
-        answer = sample.input_ids[start:end]
-        return answer[-1] not in self.checkpoint.eos_ids and repeats_endlessly(answer)
-
-    def _answer(self, prompts: list[Prompt], seed: int) -> list[Sample]:
-        """Every turn of every prompt; turns of one prompt follow each other, prompts go in a batch."""
-        samples: list[Sample] = []
-        open_conversations = [(p, opening(p)) for p in prompts]
-        turn = 0
-        while open_conversations:
-            rendered = [
-                corpus.render(self.tokenizer, messages, tools=p.tools, thinking=p.thinking)
-                for p, messages in open_conversations
-            ]
-            answers = corpus.generate_batch(
-                self.target,
-                rendered,
-                max_new_tokens=self.settings["max_new_tokens"],
-                stop_ids=self.checkpoint.eos_ids,
-                temperature=self.settings["temperature"],
-                seed=seed + turn,
-            )
-            turn += 1
-            still_open = []
-            for (prompt, messages), ids, answer in zip(open_conversations, rendered, answers, strict=True):
-                name = prompt.id if turn == 1 else f"{prompt.id}#{turn}"
-                everything = (*ids, *answer)
-                samples.append(Sample(name, prompt.domain, everything, ((len(ids), len(everything)),)))
-                if turn < len(prompt.turns):
-                    text = corpus.answer_text(self.tokenizer, answer)
-                    follow_up = [Message("assistant", text), Message("user", prompt.turns[turn])]
-                    still_open.append((prompt, [*messages, *follow_up]))
-            open_conversations = still_open
-        return samples
 
 
 class ExtractWorker(ShardWorker):

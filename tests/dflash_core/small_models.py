@@ -21,6 +21,7 @@ from dflash_core.extraction import extract
 from dflash_core.feature_schema import FeatureMeta
 from dflash_core.feature_writer import write_shard
 from dflash_core.features import FeatureSet
+from dflash_core.generation import GenerationSettings, Request
 from dflash_core.objective import Objective
 from dflash_core.target import Target
 from dflash_core.training import Trainer, TrainOptions

@@ -31,7 +31,7 @@ def test_every_machine_gets_a_valid_budget(
     assert (config.train.steps is None) != (config.train.epochs is None)
     for value in (
         config.generate.max_new_tokens,
-        config.generate.batch_size,
+        config.generate.batch_tokens,
         config.generate.shard_prompts,
         config.extract.shard_tokens,
         config.drafter.num_layers,
@@ -51,7 +51,7 @@ def test_every_machine_gets_a_valid_budget(
 @given(num_parameters=st.integers(1_000, 10**12), num_gpus=st.integers(0, 8))
 def test_what_the_user_gave_stays(num_parameters: int, num_gpus: int) -> None:
     config = make(
-        generate={"num_prompts": 3, "max_new_tokens": 5, "batch_size": 2, "shard_prompts": 4},
+        generate={"num_prompts": 3, "max_new_tokens": 5, "batch_tokens": 2, "shard_prompts": 4},
         extract={"shard_tokens": 21},
         drafter={"num_layers": 7, "block_size": 4},
         train={"steps": 11, "batch_tokens": 13, "anchors_per_sequence": 17},
