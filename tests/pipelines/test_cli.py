@@ -44,6 +44,7 @@ def sample_of(name: str, kind: str) -> str:
         "drafter.init": "random",
         "extract.storage": "compact",
         "generate.thinking": "both",
+        "generate.engine": "vllm",
         "select.by": "random",
         "train.loss": "kl",
         "train.weights": "dpace",
