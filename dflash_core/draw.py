@@ -64,9 +64,12 @@ def draw(
     *,
     seed: int,
     accept: Callable[[Prompt], bool],
+    keep_shares: bool = False,
     advance: Advance = lambda _count: None,
 ) -> Drawn:
     """The first pass: up to `total` prompts among those that `accept` takes, no content twice.
+
+    keep_shares: as `mixture.quotas` has it.
 
     Raises UserError for a row that is no prompt, and for an id that a source gives twice.
     """
@@ -91,7 +94,7 @@ def draw(
         hashes.append(np.frombuffer(contents, dtype=np.uint64))
     unique = _without_repeats(hashes)
     sizes = tuple(map(len, unique))
-    wanted = quotas(sizes, [source.spec.weight for source in sources], total)
+    wanted = quotas(sizes, [source.spec.weight for source in sources], total, keep_shares=keep_shares)
     return Drawn(
         sources=tuple(sources),
         chosen=tuple(u[:count] for u, count in zip(unique, wanted, strict=True)),

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def quotas(sizes: Sequence[int], weights: Sequence[float | None], total: int | None) -> list[int]:
+def quotas(
+    sizes: Sequence[int], weights: Sequence[float | None], total: int | None, *, keep_shares: bool = False
+) -> list[int]:
     """Prompts to draw from each source; never more than its size.
 
     Without weights every prompt is as likely: sources give in proportion to their sizes, or all they have.
     With weights (1 where a source has none) they give `total` in those proportions, and what one cannot
-    fill goes to the others; without a total it is the most that keeps the proportions.
+    fill goes to the others. keep_shares: rather fewer than `total` than other proportions; without a
+    total that is so in any case.
     """
     if all(weight is None for weight in weights):
         if total is None or total >= sum(sizes):
             return list(sizes)
         return _shared(total, [float(size) for size in sizes], sizes)
     shares = [1.0 if weight is None else weight for weight in weights]
-    if total is None:
-        scale = min(size / share for size, share in zip(sizes, shares, strict=True))
-        return [min(size, int(scale * share + 1e-9)) for size, share in zip(sizes, shares, strict=True)]
+    scale = min(size / share for size, share in zip(sizes, shares, strict=True))
+    largest = [min(size, int(scale * share + 1e-9)) for size, share in zip(sizes, shares, strict=True)]
+    if total is None or (keep_shares and total >= sum(largest)):
+        return largest
     return _shared(total, shares, sizes)
 
 

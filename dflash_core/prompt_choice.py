@@ -45,6 +45,8 @@ class PromptRequest:
     num_gate: int | None
     seed: int
     thinking: Thinking
+    keep_shares: bool = False
+    """Rather fewer training prompts than `num_train` than other shares than the weights say."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -57,6 +59,7 @@ class PromptRequest:
             "num_gate": self.num_gate,
             "seed": self.seed,
             "thinking": self.thinking,
+            "keep_shares": self.keep_shares,
         }
 
     @property
@@ -90,12 +93,19 @@ def choose(
     filter_ = _TrainSide(request, GateIndex(gate))
     with (scratch / "contamination.jsonl").open("w", encoding="utf-8") as stream:
         filter_.on_match = lambda row: stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-        drawn = draw(request.train, request.num_train, seed=request.seed, accept=filter_, advance=advance)
+        drawn = draw(
+            request.train,
+            request.num_train,
+            seed=request.seed,
+            accept=filter_,
+            keep_shares=request.keep_shares,
+            advance=advance,
+        )
     if not sum(drawn.counts):
         raise UserError(f"no prompt of {request.train_name} is left to train on; pass other --prompts")
     _write(scratch, "gate.jsonl", expanded, put)
     put("contamination.jsonl", scratch / "contamination.jsonl")
-    for line in (*_notes(drawn), *filter_.notes()):
+    for line in (*_notes(request, drawn), *filter_.notes()):
         say(f"prompts: {line}")
     # Of an answer that was logged it is settled whether it was thought about.
     thinking = "default" if request.traces else request.thinking
@@ -203,18 +213,17 @@ class _Counted:
         }
 
 
-def _notes(drawn: Drawn) -> list[str]:
+def _notes(request: PromptRequest, drawn: Drawn) -> list[str]:
     notes = []
-    if len(drawn.sources) > 1:
-        shares = zip(drawn.sources, drawn.counts, drawn.sizes, strict=True)
-        listed = ", ".join(f"{s.spec.location} {count:,} of {size:,}" for s, count, size in shares)
+    each = list(zip(drawn.sources, drawn.counts, drawn.sizes, strict=True))
+    if len(each) > 1:
+        listed = ", ".join(f"{s.spec.location} {count:,} of {size:,}" for s, count, size in each)
         notes.append(f"drawn from {listed}")
-    short = [
-        s.spec.location for s, c, n in zip(drawn.sources, drawn.counts, drawn.sizes, strict=True) if c == n
-    ]
-    weighted = any(source.spec.weight is not None for source in drawn.sources)
-    if weighted and short and len(short) < len(drawn.sources):
-        notes.append(f"{', '.join(short)} gave all there is; the others make up what their share lacks")
+    empty = [s.spec.location for s, count, size in each if count == size]
+    if any(s.spec.weight for s in drawn.sources) and 0 < len(empty) < len(each):
+        short = request.num_train is not None and not request.keep_shares
+        more = "the others make up for what it lacks" if short else "its weight lets no more of the others in"
+        notes.append(f"{', '.join(empty)} gave all there is; {more}")
     if drawn.num_duplicates:
         notes.append(f"{drawn.num_duplicates:,} repeat another word for word and are left out")
     if drawn.num_bad:

@@ -50,7 +50,10 @@ def run(context: Context, chosen: StageResult) -> StageResult:
         train = _fitting(context, config.generate.max_new_tokens, own=bool(own))
         gate = _fitting(context, config.evaluate.max_new_tokens, own=bool(config.eval_prompts or own))
         total = artifact.meta["num_gate"] + (artifact.meta["num_train"] if asked else 0)
-        with workspace.scratch() as scratch, progress("inspect", total, "prompts") as bar:
+        with (
+            workspace.scratch() as scratch,
+            progress("inspect", total, "prompts", context.target_name) as bar,
+        ):
             kept = list(gate.of(load_prompts(artifact.local("gate.jsonl")), bar.advance))
             gate.conclude()
             fitting = train.of(_prompts_of(artifact, asked), bar.advance)

@@ -67,6 +67,7 @@ def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True
     connect, machine = _cluster(config, _under(base, config.store))
     placement = place(config, machine, checkpoint.num_parameters)
     asked = kept_budget.plan(config, checkpoint, placement)
+    automatic_size = config.generate.num_prompts is None
     config = _recalled(_under(base, config.store), asked, config) or resolve_budget(
         config,
         checkpoint.num_parameters,
@@ -75,7 +76,7 @@ def prepare(config: RealignConfig, on_event: OnEvent, *, make_store: bool = True
         max_positions=checkpoint.config.max_positions,
     )
     check_thinking(checkpoint, config.generate.thinking)
-    asked_prompts = prompts.prompt_request(config, _cache_dir())
+    asked_prompts = prompts.prompt_request(config, _cache_dir(), automatic_size=automatic_size)
     mask_token = choose_mask_token(checkpoint, config.mask_token_id)
     shape = first_drafter(config, checkpoint, mask_token)
     gate_policy(config, shape.block_size)

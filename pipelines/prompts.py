@@ -42,10 +42,13 @@ class Chosen:
         return cls(**{name: meta[name] for name in cls.__dataclass_fields__})
 
 
-def prompt_request(config: RealignConfig, cache_dir: Path | None) -> PromptRequest:
+def prompt_request(
+    config: RealignConfig, cache_dir: Path | None, *, automatic_size: bool = False
+) -> PromptRequest:
     """The prompts that the config names, or the shipped ones. Raises UserError if a source is not there.
 
-    With training prompts of the user's but no gate prompts, a share of them is held out.
+    With training prompts of the user's but no gate prompts, a share of them is held out. automatic_size:
+    nobody asked for just so many training prompts, so that the sources' shares count for more.
     """
     own = config.traces or config.prompts
     train = own or (str(shipped_path("train")),)
@@ -58,6 +61,7 @@ def prompt_request(config: RealignConfig, cache_dir: Path | None) -> PromptReque
         num_gate=config.evaluate.num_prompts,
         seed=config.seed,
         thinking=config.generate.thinking,
+        keep_shares=automatic_size,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from dflash_core.artifacts import Workspace
@@ -10,7 +9,7 @@ from dflash_core.errors import UserError
 from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.prompts import Chosen
-from pipelines.sharded import peak_memory, work_off
+from pipelines.sharded import Totals, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
@@ -35,8 +34,8 @@ def run(context: Context, drawn: StageResult) -> StageResult:
     meta = drawn.artifact.meta
 
     def body(workspace: Workspace) -> dict[str, Any]:
-        with progress("traces", meta["num_train"], "traces") as bar:
-            rows = work_off(
+        with progress("traces", meta["num_train"], "traces", context.target_name) as bar:
+            totals = work_off(
                 workspace,
                 "trace_workers.TraceWorker",
                 {
@@ -51,32 +50,29 @@ def run(context: Context, drawn: StageResult) -> StageResult:
                 ],
                 context.placement,
                 context.connect,
-                lambda row, fresh: bar.advance(row["traces"], fresh=fresh, tokens=row["tokens"]),
+                lambda row, fresh: bar.advance(
+                    row["traces"], fresh=fresh, tokens=row["tokens"], bytes=row["bytes"]
+                ),
             )
-        return _totals(context, rows)
+        return _meta(context, totals)
 
     return plan(context, Chosen.of(meta)).run(context, body)
 
 
-def _totals(context: Context, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _meta(context: Context, totals: Totals) -> dict[str, Any]:
+    """What is recorded with the samples. Raises UserError if they are of another template, or none."""
     from dflash_core.trace_samples import check_mismatches, template_sha256
 
-    totals = {key: sum(row[key] for row in rows) for key in ("traces", "samples", "tokens", "seconds")}
-    compared, mismatched = (sum(row[key] for row in rows) for key in ("compared", "mismatched"))
-    check_mismatches(mismatched, compared)
-    left_out: Counter[str] = Counter()
-    for row in rows:
-        left_out.update(row["left_out"])
-    told = ", ".join(f"{count:,} with {reason}" for reason, count in left_out.most_common())
+    check_mismatches(totals["mismatched"], totals["compared"])
+    left_out = totals["left_out"] or {}
+    told = ", ".join(f"{count:,} with {reason}" for reason, count in sorted(left_out.items()))
     if told:
-        say(f"traces: {left_out.total():,} of {totals['traces']:,} are left out ({told})")
+        say(f"traces: {sum(left_out.values()):,} of {totals['traces']:,} are left out ({told})")
     if not totals["samples"]:
         raise UserError(f"no trace can be trained on ({told}); log token ids beside the messages")
     return {
-        **totals,
-        "compared": compared,
-        "mismatched": mismatched,
-        "left_out": dict(left_out),
+        **totals.pick("traces", "samples", "tokens", "seconds", "compared", "mismatched"),
+        "left_out": left_out,
         "chat_template_sha256": template_sha256(context.checkpoint),
-        "peak_mb": peak_memory(rows),
+        "peak_mb": totals.peak_mb,
     }

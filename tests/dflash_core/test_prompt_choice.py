@@ -131,6 +131,13 @@ def test_quotas_by_hand(
     assert quotas(sizes, weights, total) == expected
 
 
+def test_a_number_that_nobody_asked_for_does_not_bend_the_shares() -> None:
+    assert quotas([100, 100], [1.0, 3.0], 160) == [60, 100]
+    assert quotas([100, 100], [1.0, 3.0], 160, keep_shares=True) == [33, 100]
+    assert quotas([100, 100], [1.0, 3.0], 40, keep_shares=True) == [10, 30]
+    assert quotas([100, 100], [None, None], 500, keep_shares=True) == [100, 100]
+
+
 def test_a_mix_by_weight_never_repeats_and_says_what_is_short(ask: Ask, chosen: Any) -> None:
     math, code = _questions(20, seed=1), _questions(100, seed=2)
     train = {"?weight=1&domain=math": math, "?weight=1&domain=code": code}
