@@ -19,7 +19,7 @@ from dflash_core.artifacts import Artifact, Store, artifact_name
 from dflash_core.errors import LeaseHeldError
 from dflash_core.folder import Folder, is_temporary
 from dflash_core.lease import Lease
-from dflash_core.workspace import MANIFEST, OWNER, RECORDS, SCRATCH, SUCCESS, Workspace
+from dflash_core.workspace import INPUTS, MANIFEST, OWNER, RECORDS, SCRATCH, SUCCESS, Workspace
 
 _RECORDS, _SCRATCH = f"{RECORDS}/", f"{SCRATCH}/"
 
@@ -34,13 +34,17 @@ class Attempt:
     identity: str
     resumable: bool
 
-    def begin(self) -> tuple[Workspace, int]:
-        """A workspace, and the number of files in it that an earlier run finished; 0 for a new one."""
+    def begin(self, inputs: dict[str, Any]) -> tuple[Workspace, int]:
+        """A workspace, and the number of files in it that an earlier run finished; 0 for a new one.
+
+        inputs: written down, so that nobody clears away what this work reads.
+        """
         self._recover()
         workspace = Workspace(f"{self.store.location}/{self._partial}", self.lease.owner.token)
         num_kept = self._salvage(workspace) if self.resumable else None
         if num_kept is None:
             self._folder.remove_tree(self._partial)
+        self._folder.write(f"{self._partial}/{INPUTS}", json.dumps(inputs).encode(), durable=False)
         self._folder.write(f"{self._partial}/{OWNER}", workspace.token.encode())
         return workspace, num_kept or 0
 
@@ -114,7 +118,8 @@ class Attempt:
         """Whether the workspace holds anything that a stage wrote."""
         names = self._folder.sizes(self._partial)
         return any(
-            name not in (OWNER, MANIFEST) and not name.startswith((_RECORDS, _SCRATCH)) for name in names
+            name not in (OWNER, INPUTS, MANIFEST) and not name.startswith((_RECORDS, _SCRATCH))
+            for name in names
         )
 
     @property

@@ -177,7 +177,9 @@ class LocalFolder:
         return True
 
     def touch(self, name: str) -> None:
-        self._path(name).touch()
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
     def put_file(self, name: str, source: Path, *, move: bool) -> tuple[int, str]:
         with self._appearing(name) as temporary:

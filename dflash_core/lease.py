@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from dflash_core.errors import LeaseHeldError
 from dflash_core.fingerprint import SHORT, fingerprint
@@ -139,6 +139,10 @@ class Lease:
             if self.is_ours():
                 self._remove(self.owner)
 
+    def is_held(self) -> bool:
+        """Whether a live owner, as far as can be seen from here, holds it."""
+        return self._folder.exists(self._file) and not self._is_stale(self._read_owner(), guarded=False)
+
     def is_ours(self) -> bool:
         """Whether nobody took the lease over."""
         return self._folder.read(self._file) == self.owner.encode()
@@ -214,6 +218,13 @@ class Lease:
 
     def _describe(self, owner: Owner | None) -> str:
         return str(owner) if owner else f"an unknown run, see {self._folder.location}/{self._file}"
+
+
+def live_keys(folder: Folder) -> frozenset[str]:
+    """Keys of the leases whose owners are alive, or may be."""
+    names = [name for name in folder.sizes("leases") if name.endswith(".json")]
+    leases = [Lease(folder, unquote(name.removesuffix(".json"))) for name in names]
+    return frozenset(lease.key for lease in leases if lease.is_held())
 
 
 def _file_name(key: str) -> str:

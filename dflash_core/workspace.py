@@ -24,6 +24,8 @@ from dflash_core.folder import Folder, is_temporary, open_folder
 
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 RECORDS, OWNER, SCRATCH = ".records", ".owner", ".scratch"
+INPUTS = ".inputs"
+"""What an unfinished stage is made of, until its manifest says so."""
 
 
 @dataclass(frozen=True)

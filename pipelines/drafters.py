@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dflash_core.acceptance import tau_from_rate
 from dflash_core.drafter_config import DrafterConfig, config_for_target
+from dflash_core.drafter_identity import FILES, drafter_fingerprint
 from dflash_core.errors import UserError
 from dflash_core.gate import GatePolicy
 from dflash_core.mask_token import MaskToken
 from dflash_core.types import Checkpoint
 from pipelines.budget import DEFAULT_MIN_TAU
 from pipelines.config import RealignConfig
-from pipelines.drafter_identity import FILES, drafter_fingerprint
 from pipelines.evaluate import Subject
 from pipelines.stage import StageResult
 

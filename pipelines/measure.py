@@ -9,13 +9,13 @@ from pathlib import Path
 
 from dflash_core.checkpoint import load_tokenizer, open_checkpoint, resolve_target
 from dflash_core.drafter_config import check_fits, read_drafter_config
+from dflash_core.drafter_identity import FILES, drafter_fingerprint
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256
 from dflash_core.prompts import shipped_prompts
 from dflash_core.sources import open_sources
 from dflash_core.thinking import check_thinking, with_thinking
 from dflash_core.types import AcceptanceReport, Prompt
-from pipelines.drafter_identity import FILES, drafter_fingerprint
 from pipelines.measure_config import MeasureConfig
 from pipelines.telemetry import progress
 

@@ -16,6 +16,7 @@ from dflash_core.artifacts import Artifact, DamagedArtifactError, Lease, Store, 
 from dflash_core.attempt import Attempt
 from dflash_core.fingerprint import SHORT, fingerprint
 from dflash_core.storage_errors import explained
+from dflash_core.store_contents import mark_used
 
 Body = Callable[[Workspace], dict[str, Any]]
 
@@ -102,6 +103,7 @@ def run_stage(
                 artifact = _look_again(attempt, tell)
                 if artifact is None:
                     return result(_make(attempt, inputs, body, tell), cached=False)
+    mark_used(store, name, identity)
     tell(EventKind.CACHED, f"found, made before in {artifact.seconds:.1f} s")
     return result(artifact, cached=True)
 
@@ -121,7 +123,7 @@ def _make(
 ) -> Artifact:
     began = time.monotonic()
     try:
-        workspace, num_kept = attempt.begin()
+        workspace, num_kept = attempt.begin(inputs)
         _tell_start(attempt.lease, num_kept, tell)
         meta = body(workspace)
         artifact = attempt.commit(workspace, inputs, meta, time.monotonic() - began)

@@ -48,7 +48,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def make(store: Store, body: Callable[[Workspace], dict[str, Any]], identity: str = "abc") -> Artifact:
     with store.lease(identity) as lease:
         attempt = Attempt(store, lease, "train", identity, resumable=False)
-        workspace, _ = attempt.begin()
+        workspace, _ = attempt.begin({})
         return attempt.commit(workspace, INPUTS, body(workspace), 1.5)
 
 
@@ -161,7 +161,7 @@ def test_without_the_marker_there_is_no_artifact(store: Store) -> None:
 
 def workspace_of(store: Store) -> Workspace:
     with store.lease("work") as lease:
-        return Attempt(store, lease, "train", "abc", resumable=True).begin()[0]
+        return Attempt(store, lease, "train", "abc", resumable=True).begin({})[0]
 
 
 def test_a_workspace_can_be_sent_to_another_process(tmp_path: Path) -> None:

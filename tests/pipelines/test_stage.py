@@ -153,9 +153,9 @@ def test_a_kill_before_any_file_operation_leaves_nothing_wrong(
         result.artifact.verify()
         found = contents(store)
         # A kill after the commit can leave a dead lease and records, one at the start the store's probe.
-        harmless = {n for n in found if "/." in f"/{n}" or (committed and n.startswith("leases/"))} - set(
-            whole
-        )
+        harmless = {
+            n for n in found if "/." in f"/{n}" or (committed and n.startswith(("leases/", "used/")))
+        } - set(whole)
         assert {n: d for n, d in found.items() if n not in harmless} == whole
         times = Counter(made.read_text().split())
         assert all(times[name] == 1 for name in kept if name != "twice.json")
@@ -210,7 +210,7 @@ def test_a_kill_in_the_middle_of_a_copy_leaves_no_file(tmp_path: Path) -> None:
     process.communicate()
 
     def body(workspace: Workspace) -> dict[str, Any]:
-        assert sorted(p.name for p in partial.iterdir()) == [".owner"]
+        assert sorted(p.name for p in partial.iterdir()) == [".inputs", ".owner"]
         (tmp_path / "slow.bin").write_bytes(b"all of it")
         workspace.put("slow.bin", tmp_path / "slow.bin")
         return {}
