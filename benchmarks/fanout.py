@@ -5,8 +5,8 @@
 Extraction is what is fanned out: samples of random token ids (a forward pass costs the same whatever they
 are), lengths drawn log-normally, actors of one thread each, on a Ray of two CPUs started for this. Three
 stages in a row, as in a realignment (other layers are tapped in each), through `pipelines.sharded` and
-through `ray.data` with an actor pool over the same task descriptions; in turns, wall seconds to the end of the third.
-Then one stage through one actor and through two, both warm, in turns.
+through `ray.data` with an actor pool over the same task descriptions: in turns, wall seconds to the end of
+the third. Then one stage through one actor and through two, both warm, in turns.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class DataWorker:
 
 
 def ray_data(
-    workspace: Workspace, arguments: dict[str, Any], tasks: list[Task], placement: Placement
+    _workspace: Workspace, arguments: dict[str, Any], tasks: list[Task], placement: Placement
 ) -> None:
     items = [{"task": json.dumps(task)} for task in tasks]
     rows = ray.data.from_items(items, override_num_blocks=len(items)).map(
