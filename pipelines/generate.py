@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -87,6 +86,8 @@ def _own_actors(options: EngineOptions) -> Iterator[None]:
 
 def _meta(context: Context, totals: Totals) -> dict[str, Any]:
     """What is recorded with the answers. Raises UserError if there is nothing to learn from them."""
+    from dflash_core.trace_samples import template_sha256
+
     answers = totals["stop"] + totals["length"]
     if totals["tokens"] <= answers:
         raise UserError(
@@ -104,5 +105,5 @@ def _meta(context: Context, totals: Totals) -> dict[str, Any]:
         "top_p": options.top_p,
         "seed": context.config.seed,
         "engines": sorted(totals["engines"]),
-        "chat_template_sha256": hashlib.sha256(context.checkpoint.chat_template.encode()).hexdigest(),
+        "chat_template_sha256": template_sha256(context.checkpoint),
     }
