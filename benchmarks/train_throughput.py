@@ -25,12 +25,12 @@ from transformers import Qwen3Config
 
 from dflash_core.anchors import IGNORED, draw_anchors, pack_anchors
 from dflash_core.attention import dense_mask
+from dflash_core.blocks import drafter_loss
 from dflash_core.documents import Documents
 from dflash_core.drafter import Drafter
 from dflash_core.drafter_config import DrafterConfig
 from dflash_core.objective import Objective
 from dflash_core.slot_weights import decay_weights
-from dflash_core.training import drafter_loss
 
 SHAPES = {
     # The demo's drafter and step.

@@ -30,13 +30,18 @@ class AnchorBatch:
     """[anchors, block - 1] int64: the packed position from which the target itself predicts that label."""
 
 
+def possible_anchors(loss_mask: Tensor) -> Tensor:
+    """int64: positions where the target itself spoke and spoke on; loss_mask bool [tokens]."""
+    return (loss_mask[:-1] & loss_mask[1:]).nonzero()[:, 0]
+
+
 def draw_anchors(loss_mask: Tensor, most: int, generator: torch.Generator) -> Tensor:
     """Sorted anchor positions of one document, at most `most`, drawn without replacement.
 
     loss_mask: bool [tokens], true where the target itself spoke. An anchor lies there and has at least
     one such token right after it to predict.
     """
-    candidates = (loss_mask[:-1] & loss_mask[1:]).nonzero()[:, 0]
+    candidates = possible_anchors(loss_mask)
     chosen = torch.randperm(candidates.shape[0], generator=generator)[:most]
     return candidates[chosen.sort().values]
 

@@ -23,18 +23,28 @@ class Documents:
     """int64 [anchors] each: sorted positions in the document."""
     features: Tensor
     """[all tokens, taps x hidden]."""
+    indices: Sequence[int] = ()
+    """Which rows of the corpus they are, where that matters."""
     last_hidden: Tensor | None = None
     """[all tokens, hidden] after the target's final norm, for losses that want its distribution."""
 
     @classmethod
-    def of(cls, rows: Sequence[FeatureRow], anchors: list[Tensor], *, last_hidden: bool = False) -> Documents:
+    def of(
+        cls,
+        rows: Sequence[FeatureRow],
+        anchors: list[Tensor],
+        *,
+        indices: Sequence[int] = (),
+        last_hidden: bool = False,
+    ) -> Documents:
         """Rows of shards at the given anchors. last_hidden: bring the target's last hidden states along."""
         return cls(
             ids=[row.input_ids.long() for row in rows],
             loss_masks=[row.loss_mask for row in rows],
             anchors=anchors,
-            features=torch.cat([row.features for row in rows]) if rows else torch.empty(0, 0),
-            last_hidden=torch.cat([_last_hidden(row) for row in rows]) if rows and last_hidden else None,
+            indices=indices,
+            features=torch.cat([row.features for row in rows]),
+            last_hidden=torch.cat([_last_hidden(row) for row in rows]) if last_hidden else None,
         )
 
     @property

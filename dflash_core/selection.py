@@ -14,18 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from dflash_core.anchors import IGNORED
+from dflash_core.anchors import possible_anchors
+from dflash_core.blocks import accepted_drafts
 from dflash_core.documents import Documents
 from dflash_core.drafter import Drafter
-from dflash_core.training import draft_blocks
-
-_HEAD_ROWS = 2048
-"""Rows of [rows, vocab] logits alive at once."""
 
 
-@torch.inference_mode()
 def draft_score(drafter: Drafter, embedding: Tensor, head: Tensor, documents: Documents) -> float:
     """Share of drafts refused at the documents' anchors, in [0, 1]; 0.0 where there is no anchor.
 
@@ -34,17 +29,13 @@ def draft_score(drafter: Drafter, embedding: Tensor, head: Tensor, documents: Do
     """
     if not any(anchors.numel() for anchors in documents.anchors):
         return 0.0
-    hidden, batch = draft_blocks(drafter, embedding, documents)
-    labels = batch.labels
-    drafted = hidden[:, 1:].flatten(0, 1)
-    chosen = torch.cat([F.linear(rows, head).argmax(dim=-1) for rows in drafted.split(_HEAD_ROWS)])
-    accepted = (chosen.view(labels.shape) == labels).cumprod(dim=1).sum()
-    return 1.0 - float(accepted / (labels != IGNORED).sum())
+    accepted, drafted = accepted_drafts(drafter, embedding, head, documents)
+    return 1.0 - float(accepted.sum() / drafted.sum())
 
 
 def spread_anchors(loss_mask: Tensor, most: int) -> Tensor:
     """At most `most` of a document's possible anchors, sorted, evenly spread over them all."""
-    candidates = (loss_mask[:-1] & loss_mask[1:]).nonzero()[:, 0]
+    candidates = possible_anchors(loss_mask)
     count = min(most, candidates.shape[0])
     return candidates[torch.linspace(0, candidates.shape[0] - 1, count).round().long()]
 

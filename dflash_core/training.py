@@ -1,44 +1,68 @@
-"""The training loop: deterministic batches, the step, checkpoints that resume exactly.
+"""The training loop: the step, the held-out measurement, checkpoints that resume exactly.
 
 Which documents and anchors a step sees is a function of (seed, step) alone, so a run that was killed
-and resumed walks the same path as one that was not. Knows nothing of Ray: `reduce` is how several
-workers agree, `report` is how progress leaves.
+and resumed walks the same path as one that was not. Knows nothing of Ray: `Reducer` is how several
+workers agree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from dflash_core.anchors import AnchorBatch, draw_anchors, pack_anchors
+from dflash_core import held_out
+from dflash_core.anchors import draw_anchors, possible_anchors
+from dflash_core.batch_plan import BatchPlan, cut, mix
+from dflash_core.blocks import accepted_drafts, drafter_loss
+from dflash_core.chain import walk
 from dflash_core.documents import Documents
 from dflash_core.drafter import Drafter
 from dflash_core.errors import UserError
 from dflash_core.features import FeatureSet
+from dflash_core.held_out import HeldOutAcceptance
 from dflash_core.losses import needs_target
-from dflash_core.objective import BlockLoss, Objective, block_loss
+from dflash_core.objective import Objective
+from dflash_core.optimizers import Optimizers
+from dflash_core.schedules import Schedule
+from dflash_core.trainable import merge, prepare, trainable
+
+_MOST_SKIPPED = 5
+"""Steps in a row whose gradient may be NaN or infinite before training gives up."""
+
+_GAIN = 0.002
+"""What counts as progress of the held-out metric, as a fraction of it."""
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """How to train. Lengths are in tokens."""
 
-    steps: int
+    schedule: Schedule
     batch_tokens: int
     """Context tokens per optimizer step, over all workers."""
     anchors_per_sequence: int
     objective: Objective
     learning_rate: float
-    warmup_fraction: float
     clip_norm: float
     weight_decay: float
     seed: int
+    micro_tokens: int | None = None
+    """Context tokens of one forward and backward; None: all of a step at once."""
+    anchors: Literal["uniform", "chain"] = "uniform"
+    """Drawn evenly from the answers, or from the chain that the drafter's own decoding walks."""
+    chain_epochs: int = 4
+    """Passes over the documents until their chains are walked anew."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    mode: Literal["full", "lora", "private"] = "full"
+    lora_rank: int = 16
+    patience: int | None = None
+    """Measurements in a row without progress after which training ends early; None: never."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +77,8 @@ class StepReport:
     num_anchors: int
     learning_rate: float
     gradient_norm: float
+    skipped: int
+    """1 if the gradient was not finite and the step was left out."""
 
 
 class Reducer:
@@ -66,62 +92,8 @@ class Reducer:
         return tensor
 
 
-def learning_rate(step: int, options: TrainOptions) -> float:
-    """Linear warm-up over `warmup_fraction` of the steps, then a cosine to zero."""
-    warmup = max(1, round(options.warmup_fraction * options.steps))
-    if step < warmup:
-        return options.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, options.steps - warmup)
-    return options.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-class BatchPlan:
-    """Which documents each step trains on: epochs of shuffled documents cut by a token budget.
-
-    `lengths` [documents] is all that it holds of the data.
-    """
-
-    def __init__(self, lengths: Sequence[int], options: TrainOptions) -> None:
-        self.lengths, self.options = lengths, options
-        self._epochs: dict[int, list[list[int]]] = {}
-        self._first_steps = [0]
-
-    def batch(self, step: int) -> list[int]:
-        """Document indices of `step`."""
-        epoch = 0
-        while True:
-            while len(self._first_steps) <= epoch + 1:
-                self._first_steps.append(self._first_steps[-1] + len(self._epoch(len(self._first_steps) - 1)))
-            if step < self._first_steps[epoch + 1]:
-                return self._epoch(epoch)[step - self._first_steps[epoch]]
-            epoch += 1
-
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        if epoch not in self._epochs:
-            generator = torch.Generator().manual_seed(_mix(self.options.seed, 1, epoch))
-            order = torch.randperm(len(self.lengths), generator=generator).tolist()
-            batches: list[list[int]] = [[]]
-            tokens = 0
-            for index in order:
-                if batches[-1] and tokens + self.lengths[index] > self.options.batch_tokens:
-                    batches.append([])
-                    tokens = 0
-                batches[-1].append(index)
-                tokens += self.lengths[index]
-            self._epochs = {epoch: batches}
-        return self._epochs[epoch]
-
-
-def _mix(*parts: int) -> int:
-    """One 63-bit seed out of several small integers (an FNV-1a walk)."""
-    state = 0xCBF29CE484222325
-    for part in parts:
-        state = ((state ^ part) * 0x100000001B3) % (1 << 63)
-    return state
-
-
 class Trainer:
-    """A drafter in training: `step()` until `done`; `state()` and `load()` make it resumable."""
+    """A drafter in training: `step()` until `done`, then `finish()`; `state()` and `load()` resume it."""
 
     def __init__(
         self,
@@ -133,34 +105,46 @@ class Trainer:
         reducer: Reducer | None = None,
     ) -> None:
         """`embedding` and `head` [vocab, hidden] are the target's, frozen; `rows` are the corpus."""
-        self.drafter = drafter.train().requires_grad_(True)
-        self.embedding, self.head = embedding, head
-        self.rows, self.options = rows, options
-        self.reducer = reducer or Reducer()
-        self.step_index = 0
-        self.mixed_precision = embedding.is_cuda
-        """Master weights stay float32; matrix products run in bfloat16."""
         if rows.longest_span() < 2:
             raise UserError(
                 "no sample has a response of two tokens or more, so there is nothing to train on; "
                 "raise --generate.max-new-tokens or use other prompts"
             )
-        self.plan = BatchPlan(rows.lengths(), options)
-        self.optimizer = torch.optim.AdamW(
-            self._parameter_groups(), lr=options.learning_rate, betas=(0.9, 0.95)
+        self.drafter = drafter.train()
+        prepare(drafter, options.mode, lora_rank=options.lora_rank, seed=options.seed)
+        self.embedding, self.head = embedding, head
+        self.rows, self.options = rows, options
+        self.reducer = reducer or Reducer()
+        self.mixed_precision = embedding.is_cuda
+        """Master weights stay float32; matrix products run in bfloat16."""
+        self.lengths = rows.lengths()
+        trained, self.held_out = held_out.split(rows, options.seed)
+        self.plan = BatchPlan(
+            self.lengths, batch_tokens=options.batch_tokens, seed=options.seed, documents=trained
         )
-
-    def _parameter_groups(self) -> list[dict[str, Any]]:
-        matrices = [p for p in self.drafter.parameters() if p.dim() >= 2]
-        vectors = [p for p in self.drafter.parameters() if p.dim() < 2]
-        return [
-            {"params": matrices, "weight_decay": self.options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        self.optimizer = Optimizers(
+            trainable(drafter),
+            options.optimizer,
+            learning_rate=options.learning_rate,
+            weight_decay=options.weight_decay,
+        )
+        self.step_index = 0
+        self._skipped = 0
+        self._chains: dict[int, Tensor] = {}
+        self._best: dict[str, Any] | None = None
+        self._stale = 0
+        self._converged_at: int | None = None
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._next: tuple[int, Future[list[Documents]]] | None = None
 
     @property
     def done(self) -> bool:
-        return self.step_index >= self.options.steps
+        return self.step_index >= self.options.schedule.last_step(self._converged_at)
+
+    @property
+    def best_tau(self) -> float | None:
+        """The best held-out τ so far."""
+        return None if self._best is None else self._best["tau"]
 
     def run(self, report: Callable[[StepReport], None]) -> None:
         """Step until done, reporting each."""
@@ -169,15 +153,18 @@ class Trainer:
 
     def step(self) -> StepReport:
         """One optimizer step over this step's documents (this worker's share of them)."""
-        options = self.options
-        rate = learning_rate(self.step_index, options)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        chosen = self.plan.batch(self.step_index)
-        share = chosen[self.reducer.rank :: self.reducer.world_size]
-        sums = self._backward(share, anchor_seed=_mix(options.seed, 2, self.step_index))
+        rate = self.options.learning_rate * self.options.schedule.factor(self.step_index, self._converged_at)
+        self.optimizer.set_rate(rate)
+        sums = self._backward()
         loss, weight, chain, blocks, tokens = self.reducer.sum(sums.to(self.embedding.device)).tolist()
         norm = self._apply(weight) if weight else 0.0
+        skipped = not math.isfinite(norm)
+        self._skipped = self._skipped + 1 if skipped else 0
+        if self._skipped >= _MOST_SKIPPED:
+            raise UserError(
+                f"the gradient was {norm} in {self._skipped} steps in a row, up to step {self.step_index}; "
+                "lower --train.learning-rate or check the target's features"
+            )
         self.step_index += 1
         return StepReport(
             step=self.step_index,
@@ -187,50 +174,133 @@ class Trainer:
             num_anchors=int(blocks),
             learning_rate=rate,
             gradient_norm=norm,
+            skipped=int(skipped),
         )
 
-    def _backward(self, share: list[int], anchor_seed: int) -> Tensor:
+    def measure(self) -> HeldOutAcceptance | None:
+        """Acceptance on the held-out samples, over all workers; None where none are held out.
+
+        Keeps the best weights, and ends training when `patience` measurements brought no progress.
+        """
+        share = self.held_out[self.reducer.rank :: self.reducer.world_size]
+        with self._autocast():
+            sums = held_out.held_out_sums(
+                self.drafter, self.embedding, self.head, (self.rows[i] for i in share)
+            )
+        total = self.reducer.sum(torch.tensor(sums, dtype=torch.float64, device=self.embedding.device))
+        found = held_out.acceptance(total.tolist())
+        if found is not None:
+            self._judge(found.tau)
+        return found
+
+    def _judge(self, tau: float) -> None:
+        best = self.best_tau
+        self._stale = 0 if best is None or tau > best * (1 + _GAIN) else self._stale + 1
+        if best is None or tau >= best:
+            weights = {k: v.detach().cpu().clone() for k, v in self.drafter.state_dict().items()}
+            self._best = {"tau": tau, "step": self.step_index, "drafter": weights}
+        patience = self.options.patience
+        if patience is not None and self._stale >= patience and self._converged_at is None:
+            self._converged_at = self.step_index
+
+    def finish(self) -> Drafter:
+        """The drafter as it is to be saved: of its best measurement, if there was one."""
+        self._loader.shutdown(cancel_futures=True)
+        if self._best is not None:
+            self.drafter.load_state_dict(self._best["drafter"])
+        return merge(self.drafter)
+
+    def _backward(self) -> Tensor:
         """Accumulate gradients of the *summed* loss; returns [loss, weight, chain, blocks, tokens]."""
-        self.optimizer.zero_grad(set_to_none=True)
-        documents = self._documents(share, anchor_seed)
-        if not documents.ids:
-            return torch.zeros(5, dtype=torch.float64)
-        with torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=self.mixed_precision):
-            result = drafter_loss(self.drafter, self.embedding, self.head, self.options.objective, documents)
-        result.total.backward()
-        loss = float(result.total.detach())
-        return torch.tensor(
-            [loss, result.weight, result.chain, result.blocks, documents.num_tokens], dtype=torch.float64
-        )
+        for parameter in trainable(self.drafter):
+            parameter.grad = None
+        sums = torch.zeros(5, dtype=torch.float64)
+        for documents in self._documents():
+            with self._autocast():
+                result = drafter_loss(
+                    self.drafter, self.embedding, self.head, self.options.objective, documents
+                )
+            result.total.backward()
+            loss = float(result.total.detach())
+            sums += torch.tensor(
+                [loss, result.weight, result.chain, result.blocks, documents.num_tokens], dtype=torch.float64
+            )
+        return sums
 
-    def _documents(self, share: list[int], anchor_seed: int) -> Documents:
-        """The share's documents that have an anchor, each with its draw."""
-        rows, anchors = [], []
-        for index in share:
-            row = self.rows[index]
-            # Seeded per document, so that the draw does not depend on how workers share them.
-            generator = torch.Generator().manual_seed(_mix(anchor_seed, index))
-            drawn = draw_anchors(row.loss_mask, self.options.anchors_per_sequence, generator)
-            if drawn.numel():
-                rows.append(row)
-                anchors.append(drawn)
-        return Documents.of(rows, anchors, last_hidden=needs_target(self.options.objective.loss))
+    def _documents(self) -> list[Documents]:
+        """This step's share, cut for memory; the next step's is read from disk meanwhile."""
+        step = self.step_index
+        if self._next is None or self._next[0] != step:
+            self._next = step, self._loader.submit(self._load, self._share(step))
+        loaded = self._next[1].result()
+        self._next = step + 1, self._loader.submit(self._load, self._share(step + 1))
+        return loaded if self.options.anchors == "uniform" else [self._on_chain(part) for part in loaded]
+
+    def _share(self, step: int) -> tuple[int, list[int]]:
+        chosen = self.plan.batch(step)
+        return step, chosen[self.reducer.rank :: self.reducer.world_size]
+
+    def _load(self, share: tuple[int, list[int]]) -> list[Documents]:
+        """The share's documents that have an anchor, each with a uniform draw."""
+        step, indices = share
+        seed = mix(self.options.seed, 2, step)
+        parts = []
+        for run in cut(indices, self.lengths, self.options.micro_tokens):
+            kept, rows, anchors = [], [], []
+            for index in run:
+                row = self.rows[index]
+                # Seeded per document, so that the draw does not depend on how workers share them.
+                generator = torch.Generator().manual_seed(mix(seed, index))
+                drawn = draw_anchors(row.loss_mask, self.options.anchors_per_sequence, generator)
+                if drawn.numel():
+                    kept.append(index)
+                    rows.append(row)
+                    anchors.append(drawn)
+            if rows:
+                last_hidden = needs_target(self.options.objective.loss)
+                parts.append(Documents.of(rows, anchors, indices=kept, last_hidden=last_hidden))
+        return parts
+
+    def _on_chain(self, documents: Documents) -> Documents:
+        """The same documents with anchors where decoding with this drafter begins its blocks.
+
+        After Draft-OPD (arXiv 2605.29343). Chains are walked anew when `chain_epochs` have passed.
+        """
+        fresh = self.plan.epoch(self.step_index) % self.options.chain_epochs == 0
+        if fresh or any(index not in self._chains for index in documents.indices):
+            self._walk(documents)
+        most, seed = self.options.anchors_per_sequence, mix(self.options.seed, 2, self.step_index)
+        anchors = []
+        for index in documents.indices:
+            chain = self._chains[index].long()
+            generator = torch.Generator().manual_seed(mix(seed, index))
+            anchors.append(chain[torch.randperm(len(chain), generator=generator)[:most].sort().values])
+        return replace(documents, anchors=anchors)
+
+    def _walk(self, documents: Documents) -> None:
+        every = [possible_anchors(mask) for mask in documents.loss_masks]
+        with self._autocast():
+            accepted, _ = accepted_drafts(
+                self.drafter, self.embedding, self.head, replace(documents, anchors=every)
+            )
+        counts = accepted.cpu().split([len(anchors) for anchors in every])
+        for index, mask, count in zip(documents.indices, documents.loss_masks, counts, strict=True):
+            self._chains[index] = walk(mask, count).anchors.int()
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=self.mixed_precision)
 
     def _apply(self, weight: float) -> float:
-        """Average the gradients over all workers' labeled weight, clip, and take the step."""
-        parameters = list(self.drafter.parameters())
+        """Average the gradients over all workers' labeled weight, clip, and take the step if it is finite."""
+        parameters = trainable(self.drafter)
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad = self.reducer.sum(parameter.grad).div_(weight)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.clip_norm)
-        if not torch.isfinite(norm):
-            raise UserError(
-                f"the gradient became {float(norm)} at step {self.step_index}; "
-                "lower --train.learning-rate or check the target's features"
-            )
-        self.optimizer.step()
-        return float(norm)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.options.clip_norm))
+        if math.isfinite(norm):
+            self.optimizer.step()
+        return norm
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs, as tensors and plain values."""
@@ -238,6 +308,11 @@ class Trainer:
             "step": self.step_index,
             "drafter": self.drafter.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "skipped": self._skipped,
+            "chains": self._chains,
+            "best": self._best,
+            "stale": self._stale,
+            "converged_at": self._converged_at,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -245,31 +320,5 @@ class Trainer:
         self.step_index = int(state["step"])
         self.drafter.load_state_dict(state["drafter"])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-def drafter_loss(
-    drafter: Drafter, embedding: Tensor, head: Tensor, objective: Objective, documents: Documents
-) -> BlockLoss:
-    """The loss of packed documents at their anchors; embedding and head [vocab, hidden] are the target's."""
-    hidden, batch = draft_blocks(drafter, embedding, documents)
-    teacher = None
-    if documents.last_hidden is not None:
-        teacher = documents.last_hidden.to(head.device)[batch.teachers].to(head.dtype)
-    return block_loss(hidden.to(head.dtype), head, batch.labels, objective, teacher)
-
-
-def draft_blocks(drafter: Drafter, embedding: Tensor, documents: Documents) -> tuple[Tensor, AnchorBatch]:
-    """The drafter's hidden states [anchors, block, hidden] of packed documents, and what they should say."""
-    device, size = embedding.device, drafter.config.block_size
-    ids, masks, anchors = (
-        [t.to(device) for t in part] for part in (documents.ids, documents.loss_masks, documents.anchors)
-    )
-    batch = pack_anchors(ids, masks, anchors, size)
-    positions = torch.cat([torch.arange(len(d), device=device) for d in ids])
-    slots = torch.full((batch.layout.num_anchors, size), drafter.config.mask_token_id, device=device)
-    slots[:, 0] = batch.anchor_ids
-    dtype = drafter.norm.weight.dtype
-    block = F.embedding(slots.flatten(), embedding).to(dtype)
-    features = documents.features.to(device=device, dtype=dtype)
-    hidden = drafter.train_blocks(block, features, positions, batch.layout)
-    return hidden.view(-1, size, hidden.shape[-1]), batch
+        self._skipped, self._chains = state["skipped"], state["chains"]
+        self._best, self._stale, self._converged_at = state["best"], state["stale"], state["converged_at"]

@@ -109,18 +109,36 @@ class TrainSection(Section):
     """Optimizer steps; excludes --train.epochs."""
     epochs: int | None = Field(None, ge=1)
     """Passes over the training answers; excludes --train.steps."""
+    mode: Literal["full", "lora", "private", "scratch"] = "full"
+    """From the champion all weights, low-rank updates, or feature projection and norms; or a new drafter."""
+    lora_rank: int = Field(16, ge=1, le=1024)
+    """Rank of the updates of mode lora."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon takes the matrices, AdamW what is left."""
     learning_rate: float = Field(6e-4, gt=0.0, le=1.0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """Cosine to zero over all steps, or constant with a linear decay at the end."""
     warmup_fraction: float = Field(0.04, ge=0.0, le=1.0)
-    """Share of the steps that warm the learning rate up before the cosine to zero."""
+    """Share of the steps that warm the learning rate up."""
+    decay_fraction: float = Field(0.2, gt=0.0, le=1.0)
+    """Share of the steps that schedule wsd decays in."""
+    patience: int | None = Field(None, ge=1)
+    """Held-out measurements in a row without progress that end training early; unset: never."""
     clip_norm: float = Field(1.0, gt=0.0)
     """Largest norm of the gradient."""
     weight_decay: float = Field(0.0, ge=0.0, le=1.0)
-    """AdamW's weight decay on matrices."""
+    """Weight decay on matrices."""
     batch_tokens: int | None = Field(None, ge=1)
     """Tokens of one optimizer step, over all workers."""
+    micro_tokens: int | None = Field(None, ge=1)
+    """Tokens of one forward and backward, about, of each worker; unset: its whole share of the step."""
     anchors_per_sequence: int | None = Field(None, ge=1)
     """Blocks trained in each answer and epoch, at most."""
+    anchors: Literal["uniform", "chain"] = "uniform"
+    """Where blocks begin: anywhere in the answers, or where the drafter's own decoding would begin them."""
+    chain_epochs: int = Field(4, ge=1)
+    """Passes over the answers until those chains are walked anew."""
     loss: Literal["ce", "kl", "tv", "nla", "lk"] = "ce"
     """Loss of a draft slot: cross-entropy with the target's token, or a distance to its distribution."""
     weights: Literal["decay", "dpace"] = "decay"
@@ -130,7 +148,7 @@ class TrainSection(Section):
     num_workers: int = Field(1, ge=1)
     """Ray Train workers, one GPU each where there are GPUs."""
     checkpoint_every: int | None = Field(None, ge=1)
-    """Steps between checkpoints, from which a rerun continues; unset: an eighth of all, at most 100."""
+    """Steps between held-out measurements and checkpoints; unset: an eighth of all, at most 100."""
 
     @model_validator(mode="after")
     def _one_duration(self) -> TrainSection:
@@ -226,8 +244,6 @@ class RealignConfig(Section):
     """Row of the target's embedding that stands for a draft to fill; unset: an unused one is chosen."""
     chat_template: Path | None = None
     """Chat template file; unset: the target's own."""
-    from_scratch: bool = False
-    """Train a new drafter even when the registry has a champion to start from."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models run; auto: on GPUs when the cluster has them."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -253,6 +269,11 @@ class RealignConfig(Section):
         if self.prompts is not None and self.traces is not None:
             raise ValueError("prompts and traces both say what to train on; give one of them")
         return self
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether a new drafter is trained even when the registry has a champion to start from."""
+        return self.train.mode == "scratch"
 
     def flat(self) -> dict[str, Scalar]:
         """Dotted name -> scalar, for MLflow's params: paths as text, lists joined by commas."""

@@ -59,7 +59,7 @@ def gate_policy(config: RealignConfig, block_size: int) -> GatePolicy:
     if min_tau > block_size:
         raise UserError(
             f"--gate.min-tau {min_tau} can never be reached with a block size of {block_size}; lower it, or "
-            "train another drafter with a larger --drafter.block-size (and --from-scratch if one serves)"
+            "train another drafter with a larger --drafter.block-size (if one serves: --train.mode scratch)"
         )
     return GatePolicy(
         min_tau=min_tau,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dflash_core.drafter_config import DrafterConfig
     from dflash_core.training import StepReport, Trainer
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 _REPORT_EVERY = 10
 """Steps between two messages from the worker to the driver."""
 
@@ -47,7 +47,7 @@ def plan(context: Context, extract_identity: str, drafter: DrafterConfig, parent
         "parent": parent.fingerprint if parent else None,
         "dtype": context.placement.dtype,
         "seed": context.config.seed,
-        "options": context.config.train.model_dump(exclude={"num_workers", "checkpoint_every"}),
+        "options": context.config.train.model_dump(exclude={"num_workers"}),
     }
     return Plan("train", inputs, CODE_VERSION)
 
@@ -60,7 +60,8 @@ def run(
     parent: Parent | None,
 ) -> StageResult:
     """`drafter/` in the published format and `curve.json`; resumable by checkpoint."""
-    options = _options(context, extracted)
+    options = _options(context, extracted, parent)
+    steps = options["schedule"]["steps"]
 
     def body(workspace: Workspace) -> dict[str, Any]:
         context.connect()
@@ -78,12 +79,12 @@ def run(
             "options": options,
             # By default often enough for a short training too.
             "checkpoint_every": context.config.train.checkpoint_every
-            or max(_REPORT_EVERY, min(100, options["steps"] // 8)),
+            or max(_REPORT_EVERY, min(100, steps // 8)),
             "guard": context.guard,
             "placement": context.placement,
             "workspace": workspace,
         }
-        with progress("train", options["steps"], "steps", context.target_name) as bar:
+        with progress("train", steps, "steps", context.target_name) as bar:
             last = run_training(
                 train_worker,
                 job,
@@ -97,12 +98,14 @@ def run(
             "options": options,
             "parent": parent.fingerprint if parent else None,
             "peak_mb": last.get("peak_mb", 0),
+            "held_out_tau": last.get("held_out_tau"),
+            "held_out_proxy_tau": last.get("held_out_proxy_tau"),
         }
 
     return planned.run(context, body)
 
 
-def _options(context: Context, extracted: StageResult) -> dict[str, Any]:
+def _options(context: Context, extracted: StageResult, parent: Parent | None) -> dict[str, Any]:
     """`training.TrainOptions` as plain data, epochs turned into steps."""
     train, tokens = context.config.train, extracted.artifact.meta["tokens"]
     batch_tokens = train.batch_tokens or 4096
@@ -110,14 +113,26 @@ def _options(context: Context, extracted: StageResult) -> dict[str, Any]:
     if steps is None:
         steps = max(1, round((train.epochs or 1) * tokens / batch_tokens))
     return {
-        "steps": steps,
+        "schedule": {
+            "kind": train.schedule,
+            "steps": steps,
+            "warmup_fraction": train.warmup_fraction,
+            "decay_fraction": train.decay_fraction,
+        },
         "batch_tokens": batch_tokens,
+        "micro_tokens": train.micro_tokens,
         "anchors_per_sequence": train.anchors_per_sequence or 512,
+        "anchors": train.anchors,
+        "chain_epochs": train.chain_epochs,
         "objective": {"loss": train.loss, "weights": train.weights, "gamma": train.gamma},
+        "optimizer": train.optimizer,
+        # A drafter that starts from nothing has no part that could stay as it is.
+        "mode": "full" if parent is None else train.mode,
+        "lora_rank": train.lora_rank,
         "learning_rate": train.learning_rate,
-        "warmup_fraction": train.warmup_fraction,
         "clip_norm": train.clip_norm,
         "weight_decay": train.weight_decay,
+        "patience": train.patience,
         "seed": context.config.seed,
     }
 
@@ -132,7 +147,8 @@ def _advancer(bar: Any) -> Callable[[dict[str, Any]], None]:
             say(f"train: goes on from step {kept}")
             bar.advance(kept - seen, fresh=False)
             seen = kept
-        bar.advance(metrics["step"] - seen, loss=metrics["loss"], proxy_tau=metrics["proxy_tau"])
+        shown = {key: metrics[key] for key in ("loss", "proxy_tau", "held_out_tau") if key in metrics}
+        bar.advance(metrics["step"] - seen, **shown)
         seen = metrics["step"]
 
     return advance
@@ -144,6 +160,7 @@ def train_worker(job: dict[str, Any]) -> None:
 
     from dflash_core.features import FeatureSet
     from dflash_core.objective import Objective
+    from dflash_core.schedules import Schedule
     from dflash_core.target_weights import frozen_pair
     from dflash_core.training import TrainOptions
     from pipelines.placement import torch_dtype
@@ -153,6 +170,7 @@ def train_worker(job: dict[str, Any]) -> None:
     torch.set_num_threads(placement.train_threads)
     options = dict(job["options"])
     options["objective"] = Objective(**options["objective"])
+    options["schedule"] = Schedule(**options["schedule"])
     extracted: Artifact = job["extracted"]
     shards = [extracted.local(name) for name in extracted.meta["shards"]]
     rows = FeatureSet(shards, extracted.meta["shard_samples"])
@@ -203,9 +221,12 @@ def _walk(trainer: Trainer, curve: list[dict[str, Any]], job: dict[str, Any]) ->
         if step % _REPORT_EVERY and not trainer.done:
             continue
         point = _average(recent)
-        curve.append(point)
         recent = []
-        due = step - saved >= job["checkpoint_every"] and not trainer.done
+        due = step - saved >= job["checkpoint_every"]
+        if due or trainer.done:
+            point |= _measured(trainer)
+        curve.append(point)
+        due = due and not trainer.done
         told = {**point, "fresh_steps": step - began}
         _report(told, {**trainer.state(), "curve": curve} if due and trainer.reducer.rank == 0 else None)
         saved = step if due else saved
@@ -213,10 +234,16 @@ def _walk(trainer: Trainer, curve: list[dict[str, Any]], job: dict[str, Any]) ->
         _leave(trainer, curve, job["workspace"])
 
 
+def _measured(trainer: Trainer) -> dict[str, float]:
+    found = trainer.measure()
+    return {} if found is None else {"held_out_tau": found.tau, "held_out_proxy_tau": found.proxy_tau}
+
+
 def _average(reports: list[StepReport]) -> dict[str, Any]:
     means = ("loss", "proxy_tau", "gradient_norm", "learning_rate")
     point = {key: sum(getattr(r, key) for r in reports) / len(reports) for key in means}
-    sums = {key: sum(getattr(r, key) for r in reports) for key in ("num_tokens", "num_anchors")}
+    keys = ("num_tokens", "num_anchors", "skipped")
+    sums = {key: sum(getattr(r, key) for r in reports) for key in keys}
     return {"step": reports[-1].step, **point, **sums, "peak_mb": round(peak_rss_mb())}
 
 
@@ -239,7 +266,7 @@ def _leave(trainer: Trainer, curve: list[dict[str, Any]], workspace: Workspace) 
     from dflash_core.drafter import save_drafter
 
     with workspace.scratch() as scratch:
-        save_drafter(trainer.drafter.float(), scratch)
+        save_drafter(trainer.finish().float(), scratch)
         for name in ("config.json", "model.safetensors"):
             workspace.put(f"drafter/{name}", scratch / name)
     workspace.put_json("curve.json", curve)

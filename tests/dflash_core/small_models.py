@@ -23,6 +23,7 @@ from dflash_core.feature_writer import write_shard
 from dflash_core.features import FeatureSet
 from dflash_core.generation import GenerationSettings, Request
 from dflash_core.objective import Objective
+from dflash_core.schedules import Schedule
 from dflash_core.target import Target
 from dflash_core.training import Trainer, TrainOptions
 from dflash_core.types import Sample
@@ -131,12 +132,11 @@ def tapped(
 def train_options(config: DrafterConfig, *, steps: int, **changes: object) -> TrainOptions:
     """Options for a run of a few seconds."""
     values: dict[str, object] = {
-        "steps": steps,
+        "schedule": Schedule("cosine", steps, warmup_fraction=0.05, decay_fraction=0.2),
         "batch_tokens": 160,
         "anchors_per_sequence": 12,
         "objective": Objective(),
         "learning_rate": 3e-3,
-        "warmup_fraction": 0.05,
         "clip_norm": 1.0,
         "weight_decay": 0.0,
         "seed": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash_core.anchors import IGNORED, pack_anchors
+from dflash_core.blocks import draft_blocks
 from dflash_core.documents import Documents
 from dflash_core.drafter import ContextCache, new_drafter
 from dflash_core.drafter_config import DrafterConfig
@@ -19,7 +19,7 @@ from dflash_core.errors import UserError
 from dflash_core.features import FeatureSet
 from dflash_core.objective import Objective
 from dflash_core.target import Target
-from dflash_core.training import BatchPlan, Reducer, StepReport, Trainer, draft_blocks, learning_rate
+from dflash_core.training import Reducer, StepReport, Trainer
 from tests.dflash_core.small_models import (
     drafter_config,
     feature_set,
@@ -206,32 +206,6 @@ def test_training_lowers_the_loss(target: Target, config: DrafterConfig, rows: F
     early, late = (sum(r.loss for r in part) / 5 for part in (reports[:5], reports[-5:]))
     assert late < 0.8 * early
     assert reports[-1].proxy_tau > reports[0].proxy_tau + 0.1
-
-
-def test_every_document_is_seen_once_an_epoch_within_the_token_budget(config: DrafterConfig) -> None:
-    lengths = [5, 50, 20, 70, 33, 8, 60, 41]
-    plan = BatchPlan(lengths, train_options(config, steps=1, batch_tokens=80))
-    seen: list[int] = []
-    step = 0
-    while len(seen) < 3 * len(lengths):
-        batch = plan.batch(step)
-        assert batch and (len(batch) == 1 or sum(lengths[i] for i in batch) <= 80)
-        seen += batch
-        step += 1
-    epochs = [seen[i : i + 8] for i in (0, 8, 16)]
-    assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
-    assert epochs[0] != epochs[1]
-    # Asked out of order, as a resumed run does, the plan says the same.
-    assert BatchPlan(lengths, plan.options).batch(step - 1) == plan.batch(step - 1)
-
-
-def test_the_learning_rate_warms_up_and_falls_to_zero(config: DrafterConfig) -> None:
-    options = train_options(config, steps=100, learning_rate=1.0, warmup_fraction=0.1)
-    rates = [learning_rate(step, options) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
-    assert rates[10] == 1.0
-    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
-    assert rates[-1] < 0.001
 
 
 def test_answers_too_short_to_learn_from_are_refused(

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from dflash_core.errors import ExitCode, LeaseHeldError, UserError
 from pipelines.cli import INTERRUPTED, parse, run_job
 from pipelines.config import RealignConfig
-from pipelines.fields import config_fields
+from pipelines.fields import ConfigField, config_fields
 
 
 def read(*argv: str) -> RealignConfig:
@@ -34,33 +33,25 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def sample_of(name: str, kind: str) -> str:
+def sample_of(field: ConfigField) -> str:
+    """A value that is allowed and not the default."""
     special = {
         "generate.max_new_tokens": "5",
         "drafter.layer_types": "full_attention,full_attention",
         "gate.num_resamples": "200",
         "gate.confidence": "0.9",
         "gate.min_tau": "2",
-        "drafter.init": "random",
-        "extract.storage": "compact",
-        "generate.thinking": "both",
-        "generate.engine": "vllm",
-        "select.by": "random",
-        "train.loss": "kl",
-        "train.weights": "dpace",
-        "device": "cpu",
-        "dtype": "float32",
     }
-    return special.get(name) or {"INT": "3", "FLOAT": "0.5", "INT,INT,...": "1,2"}.get(kind, "some-text")
+    others = [choice for choice in field.choices if choice != field.info.default]
+    if field.name in special or others:
+        return special.get(field.name) or others[-1]
+    return {"INT": "3", "FLOAT": "0.5", "INT,INT,...": "1,2"}.get(field.metavar, "some-text")
 
 
 @pytest.mark.parametrize("field", list(config_fields(RealignConfig)), ids=lambda field: field.name)
-def test_every_field_is_a_flag(field: Any) -> None:
+def test_every_field_is_a_flag(field: ConfigField) -> None:
     argv = ["--target", "t"] if field.name != "target" else []
-    if field.type is bool:
-        config = read(*argv, field.flag)
-    else:
-        config = read(*argv, field.flag, sample_of(field.name, field.metavar))
+    config = read(*argv, field.flag, *([] if field.type is bool else [sample_of(field)]))
     value = config.flat()[field.name]
     assert value not in (None, field.info.default)
 
@@ -78,9 +69,9 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 
 
 def test_a_switch_can_be_switched_off_again(tmp_path: Path) -> None:
-    file = write(tmp_path / "job.toml", 'target = "t"\nfrom_scratch = true\n')
-    assert read("--config", file).from_scratch
-    assert not read("--config", file, "--no-from-scratch").from_scratch
+    file = write(tmp_path / "job.toml", 'target = "t"\n[extract]\nlast_hidden = true\n')
+    assert read("--config", file).extract.last_hidden
+    assert not read("--config", file, "--no-extract.last-hidden").extract.last_hidden
 
 
 def test_a_jobs_own_flags_come_back_beside_the_configuration() -> None:
@@ -201,7 +192,7 @@ def test_help_shows_every_flag_with_its_docstring() -> None:
     for field in config_fields(RealignConfig):
         assert field.flag in ended.stdout
         assert (field.info.description or "?") in ended.stdout
-    assert "Peak learning rate of AdamW. (> 0 and <= 1; default: 0.0006)" in ended.stdout
+    assert "Peak learning rate. (> 0 and <= 1; default: 0.0006)" in ended.stdout
 
 
 def test_a_users_mistake_leaves_no_traceback() -> None:
