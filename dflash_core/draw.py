@@ -91,8 +91,11 @@ def draw(
             if accept(prompt):
                 contents.append(content_hash(prompt, seed))
         _check_ids(source, np.frombuffer(ids, dtype=np.uint64))
+        del ids
         hashes.append(np.frombuffer(contents, dtype=np.uint64))
+    num_accepted = sum(map(len, hashes))
     unique = _without_repeats(hashes)
+    del hashes
     sizes = tuple(map(len, unique))
     wanted = quotas(sizes, [source.spec.weight for source in sources], total, keep_shares=keep_shares)
     return Drawn(
@@ -100,7 +103,7 @@ def draw(
         chosen=tuple(u[:count] for u, count in zip(unique, wanted, strict=True)),
         sizes=sizes,
         num_rows=num_rows,
-        num_duplicates=sum(map(len, hashes)) - sum(sizes),
+        num_duplicates=num_accepted - sum(sizes),
         bad=tuple(bad),
         num_bad=num_bad,
         seed=seed,
@@ -108,20 +111,24 @@ def draw(
 
 
 def _without_repeats(hashes: list[Hashes]) -> list[Hashes]:
-    """Each source's hashes, sorted, less those that it or a source before it had already."""
-    seen = np.empty(0, dtype=np.uint64)
-    unique = []
+    """Each source's hashes, sorted, less those that it or a source before it had already. Sorts in place."""
+    unique: list[Hashes] = []
     for found in hashes:
-        fresh = np.setdiff1d(found, seen)
-        unique.append(fresh)
-        seen = np.union1d(seen, fresh) if len(hashes) > 1 else seen
+        found.sort()
+        fresh = np.ones(len(found), dtype=bool)
+        fresh[1:] = found[1:] != found[:-1]
+        for earlier in unique:
+            if len(earlier):
+                at = np.minimum(np.searchsorted(earlier, found), len(earlier) - 1)
+                fresh &= earlier[at] != found
+        unique.append(found[fresh])
     return unique
 
 
 def _check_ids(source: Source, ids: Hashes) -> None:
-    """Raise UserError if two of the source's prompts have one id."""
-    values, counts = np.unique(ids, return_counts=True)
-    repeated = {int(value) for value in values[counts > 1]}
+    """Raise UserError if two of the source's prompts have one id. Sorts in place."""
+    ids.sort()
+    repeated = {int(value) for value in ids[1:][ids[1:] == ids[:-1]]}
     if not repeated:
         return
     first: dict[str, int] = {}

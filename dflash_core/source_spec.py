@@ -29,6 +29,15 @@ KEYS = {
 }
 """The query's keys, in words."""
 
+HELP = """\
+A SOURCE of prompts is a file (.jsonl, .jsonl.gz, .json, .parquet, .arrow), a folder of them, or a hub id;
+what follows a question mark says how to read it, and the flag is repeated for several:
+
+    --prompts 'own.jsonl?weight=2&domain=math' --prompts 'org/name@main?config=c&split=train&prompt=question'
+
+""" + "\n".join(f"    {key:<14} {words}" for key, words in KEYS.items())
+"""For `--help`."""
+
 
 @dataclass(frozen=True)
 class SourceSpec:

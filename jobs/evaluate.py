@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 
+from dflash_core.source_spec import HELP
 from pipelines.cli import parse, run_job
 from pipelines.measure_config import MeasureConfig
 
 
 def main(argv: list[str]) -> int:
     """Run the job; returns its exit code."""
-    config, options = parse(MeasureConfig, argv, description=__doc__ or "", extra=_flags)
+    config, options = parse(MeasureConfig, argv, description=f"{__doc__}\n{HELP}", extra=_flags)
     from dflash_core.acceptance import format_table, summary_json
     from pipelines.measure import measure
 

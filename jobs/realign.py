@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 
+from dflash_core.source_spec import HELP
 from pipelines.cli import parse, run_job
 from pipelines.config import RealignConfig
 
 
 def main(argv: list[str]) -> int:
     """Run the job; returns its exit code."""
-    config, options = parse(RealignConfig, argv, description=__doc__ or "", extra=_flags)
+    config, options = parse(RealignConfig, argv, description=f"{__doc__}\n{HELP}", extra=_flags)
     from pipelines.events import narrate
     from pipelines.prepare import prepare
 

@@ -229,7 +229,7 @@ class RealignConfig(Section):
     prompts: tuple[str, ...] | None = Field(None, min_length=1)
     """Training prompts: a file, folder or hub id (see above); unset: the shipped set."""
     traces: tuple[str, ...] | None = Field(None, min_length=1)
-    """Instead of prompts: requests with their answers as this target's serving engine logged them."""
+    """Requests with the answers that this target gave in serving; unset: --prompts are answered now."""
     eval_prompts: tuple[str, ...] | None = Field(None, min_length=1)
     """Held-out prompts for the gate, as --prompts; unset: held out of --prompts, or the shipped set."""
     store: str = Field("dflash-store", min_length=1)
