@@ -33,6 +33,11 @@ _PROBE_BYTES = 4096
 class DamagedArtifactError(DFlashError):
     """A committed artifact is no longer as it was written."""
 
+    location: str = ""
+    """Of the artifact."""
+    name: str = ""
+    """Of its file."""
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -213,9 +218,11 @@ def artifact_name(stage: str, identity: str) -> str:
 
 def damaged(location: str, name: str, what: str) -> DamagedArtifactError:
     """The error for file `name` of the artifact at `location`."""
-    return DamagedArtifactError(
+    error = DamagedArtifactError(
         f"{location}/{name} is damaged ({what}): remove {location} and rerun, which makes it again"
     )
+    error.location, error.name = location, name
+    return error
 
 
 def _compare(location: str, record: FileRecord, num_bytes: int, sha256: str) -> None:

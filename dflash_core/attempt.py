@@ -19,7 +19,7 @@ from dflash_core.artifacts import Artifact, Store, artifact_name
 from dflash_core.errors import LeaseHeldError
 from dflash_core.folder import Folder, is_temporary
 from dflash_core.lease import Lease
-from dflash_core.workspace import INPUTS, MANIFEST, OWNER, RECORDS, SCRATCH, SUCCESS, Workspace
+from dflash_core.workspace import INPUTS, MANIFEST, OWNER, RECORDS, SCRATCH, SUCCESS, Workspace, row_name
 
 _RECORDS, _SCRATCH = f"{RECORDS}/", f"{SCRATCH}/"
 
@@ -97,6 +97,21 @@ class Attempt:
         self._folder.rename(self._final, aside)
         return f"{self.store.location}/{aside}"
 
+    def reopen(self, name: str) -> None:
+        """Make a committed artifact a workspace again that lacks file `name` and the row that vouches for it.
+
+        What is committed anew is what it was, if making that file is deterministic.
+        """
+        manifest = json.loads(self._folder.read(f"{self._final}/{MANIFEST}") or b"{}")
+        self._folder.remove(f"{self._final}/{SUCCESS}")
+        if self._partial != self._final:
+            self._folder.remove_tree(self._partial)
+            self._folder.rename(self._final, self._partial)
+        for record in manifest["files"]:
+            if record["name"] not in (name, row_name(name)):
+                data = json.dumps(record).encode()
+                self._folder.write(f"{self._partial}/{RECORDS}/{record['name']}.json", data, durable=False)
+
     def _recover(self) -> None:
         """A run was killed between the rename and the marker: take the rename back."""
         if self._partial != self._final and self._folder.exists(self._final):
@@ -107,12 +122,9 @@ class Attempt:
         """Clear away what an earlier run left half-done; None if nothing useful is left."""
         if not self._left_over():
             return None
-        try:
-            records = workspace.records()
-        except FileNotFoundError:
-            return None  # what it says of itself is not true: no part of it can be trusted
+        num_kept = workspace.forget_changed()
         self._folder.prune(self._partial, lambda name: not (name.startswith(_SCRATCH) or is_temporary(name)))
-        return len(records)
+        return num_kept
 
     def _left_over(self) -> bool:
         """Whether the workspace holds anything that a stage wrote."""

@@ -24,6 +24,7 @@ from dflash_core.folder import Folder, is_temporary, open_folder
 
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 RECORDS, OWNER, SCRATCH = ".records", ".owner", ".scratch"
+ROWS = "rows"
 INPUTS = ".inputs"
 """What an unfinished stage is made of, until its manifest says so."""
 
@@ -115,6 +116,18 @@ class Workspace:
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
+    def forget_changed(self) -> int:
+        """Forget every file that is gone or has another size than was put; how many are left."""
+        folder = self._folder()
+        sizes, kept = folder.sizes(""), 0
+        for name, data in folder.read_tree(RECORDS):
+            record = _parse_record(data)
+            if record is None or sizes.get(record.name) != record.num_bytes:
+                folder.remove(f"{RECORDS}/{name}")
+            else:
+                kept += 1
+        return kept
+
     def records(self) -> list[FileRecord]:
         """All files that were put, by name. Raises FileNotFoundError for one that is gone or changed size."""
         folder = self._folder()
@@ -147,6 +160,11 @@ class Workspace:
                 f"{self.location} was taken over by another run: its work is left to that run, "
                 "whose result a rerun will find"
             )
+
+
+def row_name(shard: str) -> str:
+    """Where the manifest row stands that says that a shard is done."""
+    return f"{ROWS}/{shard}.json"
 
 
 def check_name(name: str) -> None:

@@ -187,8 +187,19 @@ def _require_visible(location: str) -> None:
         )
 
 
+def _may_grow(num_cpus: float, num_gpus: float) -> bool:
+    """Whether the cluster has an autoscaler that may add nodes until so much is there."""
+    import ray
+
+    try:
+        most = ray._private.state.state.get_max_resources_from_cluster_config()  # noqa: SLF001 - as Ray Train
+    except Exception:  # noqa: BLE001 - Ray's own internals: what they may raise is not said
+        return False
+    return most is not None and most.get("CPU", 0) >= num_cpus and most.get("GPU", 0) >= num_gpus
+
+
 def require_room(count: int, *, num_cpus: float, num_gpus: float) -> None:
-    """Raise UserError if the connected cluster could never hold `count` workers of this size.
+    """Raise UserError if the connected cluster, grown as far as it may, can't hold `count` such workers.
 
     Ray itself waits for room without end.
     """
@@ -199,7 +210,7 @@ def require_room(count: int, *, num_cpus: float, num_gpus: float) -> None:
         has = node["Resources"] if node["Alive"] else {}
         shares = [has.get(kind, 0) / size for kind, size in (("CPU", num_cpus), ("GPU", num_gpus)) if size]
         room += int(min(shares, default=count))
-    if room < count:
+    if room < count and not _may_grow(count * num_cpus, count * num_gpus):
         total = ray.cluster_resources()
         raise UserError(
             f"{count} workers of {num_cpus:g} CPUs and {num_gpus:g} GPUs each don't fit the cluster "

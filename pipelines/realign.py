@@ -26,6 +26,7 @@ from pipelines import (
 from pipelines.champion import fetch_champion
 from pipelines.conclude import Evidence, conclude, finish_promotion
 from pipelines.drafters import candidate_of, gate_policy
+from pipelines.mend import mending
 from pipelines.prepare import Prepared
 from pipelines.result import RealignResult
 from pipelines.telemetry import say
@@ -42,6 +43,10 @@ def realign(prepared: Prepared) -> RealignResult:
 
     Raises UserError for unusable input and LeaseHeldError when another run is at the same work.
     """
+    return mending(prepared.context.store, lambda: _realign(prepared))
+
+
+def _realign(prepared: Prepared) -> RealignResult:
     context, registry = prepared.context, prepared.registry
     finish_promotion(prepared)
     current = registry.parent_for(context.checkpoint.fingerprint)

@@ -16,11 +16,11 @@ from typing import Any
 
 from dflash_core.artifacts import Workspace
 from dflash_core.target_guard import TargetGuard
+from dflash_core.workspace import ROWS, row_name
 from pipelines.placement import Placement
 from pipelines.telemetry import peak_rss_mb
 
 Row = dict[str, Any]
-_ROWS = "rows"
 
 
 class ShardWorker(ABC):
@@ -41,7 +41,7 @@ class ShardWorker(ABC):
         shard = self.workspace.record(task["name"])
         row["bytes"] = shard.num_bytes if shard else 0
         self.guard.check()  # weights may be mapped, not read: what counts is that they stayed to the end
-        self.workspace.put_json(f"{_ROWS}/{task['name']}.json", row)
+        self.workspace.put_json(row_name(task["name"]), row)
         return row
 
 
@@ -78,8 +78,8 @@ def work_off(
     """Work off all tasks; what their rows add up to. `connect` is called only when work is left.
 
     worker: a class of `pipelines.workers`, by its name, or of another module of `pipelines`, as
-    "module.Class": importing it here would load torch into the driver, which has no use for it.
-    tasks: gone through more than once, and never held.
+    "module.Class", or of any, as "package.module.Class": importing it here would load torch into the
+    driver, which has no use for it. tasks: gone through more than once, and never held.
 
     `on_row` sees every row once, those of an earlier run first, and whether this run made it.
     """
@@ -113,7 +113,7 @@ def work_off(
 
 def _earlier(workspace: Workspace, tasks: Iterable[Row]) -> Iterator[Row]:
     """Rows that an earlier run left, whose shards are still as they were put."""
-    rows = workspace.json_files(_ROWS)
+    rows = workspace.json_files(ROWS)
     if (first := next(rows, None)) is None:
         return
     names, sizes = {task["name"] for task in tasks}, workspace.sizes()
@@ -132,5 +132,6 @@ def _add(sums: dict[str, Any], values: dict[str, Any]) -> None:
 
 def _make(worker: str, **arguments: Any) -> ShardWorker:
     module, _, name = worker.rpartition(".")
-    made: ShardWorker = getattr(import_module(f"pipelines.{module or 'workers'}"), name)(**arguments)
+    path = module if "." in module else f"pipelines.{module or 'workers'}"
+    made: ShardWorker = getattr(import_module(path), name)(**arguments)
     return made

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dflash_core.artifacts import Workspace
 from dflash_core.errors import UserError
+from dflash_core.target_guard import TargetGuard
+from pipelines.sharded import ShardWorker
 
 
 class TwoPartError(Exception):
@@ -41,6 +44,19 @@ class TouchWorker:
         if task["kind"] == "meet":
             wait_for(self.folder / task["other"])
         return {"name": task["name"], "attempts": attempts, "task": task}
+
+
+class PartWorker(ShardWorker):
+    """Writes its task's name into its shard."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.guard = workspace, TargetGuard(Path("none"), "nowhere", {})
+
+    def work(self, task: dict[str, Any]) -> dict[str, Any]:
+        with self.workspace.scratch() as scratch:
+            (scratch / "part").write_text(task["name"])
+            self.workspace.put(task["name"], scratch / "part")
+        return {"tokens": 10, "kinds": {"a": 1, "b": 2}}
 
 
 def attempts_at(folder: Path, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -161,3 +162,99 @@ for name in ("one", "two"):
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "one 1\ntwo 1\n"), done.stderr
+
+
+def test_tasks_are_asked_for_when_an_actor_is_free_for_them(
+    local_ray: ClusterInfo, pool: Pool, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def tasks() -> Iterator[dict[str, Any]]:
+        for number in range(20):
+            asked.append(number)
+            yield task(f"t{number}")
+
+    rows = pool.run(TouchWorker, {"folder": str(tmp_path)}, tasks(), num_actors=2)
+    for done in range(1, 21):
+        next(rows)
+        assert len(asked) <= done + 2
+    assert list(rows) == []
+
+
+def test_work_begins_once_the_least_number_of_actors_has_started(
+    local_ray: ClusterInfo, pool: Pool, tmp_path: Path
+) -> None:
+    # Each waits for the other: with one of them at work alone it would never end.
+    tasks = [task("a", "meet", other="b"), task("b", "meet", other="a"), task("c")]
+    rows = pool.run(TouchWorker, {"folder": str(tmp_path)}, tasks, num_actors=2, min_actors=2)
+    assert sorted(row["name"] for row in rows) == ["a", "b", "c"]
+    too_many = Pool(ActorSize(num_cpus=1.5)).run(
+        TouchWorker, {"folder": str(tmp_path)}, [task("d"), task("e")], num_actors=2, min_actors=2
+    )
+    with pytest.raises(UserError, match=r"2 workers of 1\.5 CPUs"):
+        next(too_many)
+
+
+def test_where_others_wait_an_idle_actor_is_let_go_before_the_slowest_task_is_done(
+    local_ray: ClusterInfo, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.pool.RELEASE_SECONDS", 0.2)
+    monkeypatch.setattr("pipelines.pool.POLL_SECONDS", 0.1)
+    tasks = [task("slow", "wait", **{"for": "go"}), task("quick", "meet", other="slow")]
+    rows = pool.run(TouchWorker, {"folder": str(tmp_path)}, tasks, num_actors=2, release_idle=True)
+    assert next(rows)["name"] == "quick"
+    idle = int((tmp_path / "quick").read_text())
+
+    def finish() -> None:
+        until(lambda: not alive(idle))
+        (tmp_path / "go").touch()
+
+    waiter = threading.Thread(target=finish)
+    waiter.start()
+    assert [row["name"] for row in rows] == ["slow"]
+    waiter.join()
+    (again,) = pool.run(TouchWorker, {"folder": str(tmp_path)}, [task("later")], num_actors=2)
+    assert (tmp_path / "later").read_text() == (tmp_path / "slow").read_text()
+    assert again["attempts"] == 1
+
+
+def test_actors_that_wait_for_room_are_let_go_when_no_task_is_left(
+    local_ray: ClusterInfo, tmp_path: Path
+) -> None:
+    pool = Pool(ActorSize(num_cpus=1.5))
+    try:
+        tasks = [task("a"), task("b"), task("c")]
+        rows = pool.run(TouchWorker, {"folder": str(tmp_path)}, tasks, num_actors=3, release_idle=True)
+        assert len(list(rows)) == 3
+        assert len(pool._actors) == 1
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
+def test_an_autoscaler_adds_nodes_for_actors_that_wait(tmp_path: Path) -> None:
+    """Ray's own autoscaler over its fake nodes: a head without a CPU to spare, and workers that come."""
+    script = f"""
+from ray.cluster_utils import AutoscalingCluster
+kind = {{"resources": {{"CPU": 1}}, "node_config": {{}}, "min_workers": 0, "max_workers": 2}}
+head = {{"CPU": 0}}
+cluster = AutoscalingCluster(head, {{"cpu": kind}}, idle_timeout_minutes=1)
+cluster.start()
+import ray
+from pipelines.pool import ActorSize, Pool
+from tests.pipelines.ray_workers import TouchWorker
+try:
+    ray.init("auto", log_to_driver=False)
+    pool = Pool(ActorSize(1.0))
+    tasks = [dict(name="a", kind="meet", other="b"), dict(name="b", kind="meet", other="a")]
+    rows = list(pool.run(TouchWorker, {{"folder": {str(tmp_path)!r}}}, tasks, num_actors=2))
+    print(sorted(row["name"] for row in rows), len([n for n in ray.nodes() if n["Alive"]]))
+    pool.close()
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=240
+    )
+    assert done.stdout.strip().splitlines()[-1:] == ["['a', 'b'] 3"], done.stdout + done.stderr

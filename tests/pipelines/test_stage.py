@@ -305,13 +305,13 @@ def test_after_an_error_a_resumable_stage_keeps_what_was_put_and_no_other_does(t
     assert events[0].kind == EventKind.RESUMED
 
 
-def test_a_workspace_whose_files_are_not_as_recorded_is_begun_anew(tmp_path: Path) -> None:
+def test_of_a_workspace_only_files_that_are_as_recorded_are_kept(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
-    seen: list[bool] = []
+    seen: list[tuple[bool, bool]] = []
 
     def body(workspace: Workspace) -> dict[str, Any]:
         first = not seen
-        seen.append(workspace.record("out/one.bin") is not None or workspace.record("b.json") is not None)
+        seen.append((workspace.record("out/one.bin") is not None, workspace.record("b.json") is not None))
         write_one()(workspace)
         workspace.put_json("b.json", {})
         if first:
@@ -322,7 +322,7 @@ def test_a_workspace_whose_files_are_not_as_recorded_is_begun_anew(tmp_path: Pat
     with pytest.raises(RuntimeError):
         run_stage(store, "train", {}, body, code_version=1, resumable=True)
     run_stage(store, "train", {}, body, code_version=1, resumable=True).artifact.verify()
-    assert seen == [False, False]
+    assert seen == [(False, False), (False, True)]
 
 
 @pytest.mark.parametrize("location", ["{tmp}", "memory://damage/{tmp}"])
