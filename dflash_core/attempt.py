@@ -103,6 +103,8 @@ class Attempt:
         What is committed anew is what it was, if making that file is deterministic.
         """
         manifest = json.loads(self._folder.read(f"{self._final}/{MANIFEST}") or b"{}")
+        self._folder.write(f"{self._final}/{INPUTS}", json.dumps(manifest["inputs"]).encode())
+        self._folder.write(f"{self._final}/{OWNER}", self.lease.owner.token.encode())
         self._folder.remove(f"{self._final}/{SUCCESS}")
         if self._partial != self._final:
             self._folder.remove_tree(self._partial)

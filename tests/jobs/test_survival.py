@@ -1,4 +1,4 @@
-"""kill -9 of actors, drivers and Ray itself at seeded moments; a disk that fills up in the middle of a shard."""
+"""kill -9 of actors, drivers and Ray itself at seeded moments; a disk that fills up mid-shard."""
 
 from __future__ import annotations
 
