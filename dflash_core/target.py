@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +90,10 @@ class Target:
         """[vocab, hidden]; shared with the drafter and never trained."""
         return self.model.get_input_embeddings().weight
 
-    @property
+    @cached_property
     def head_weight(self) -> Tensor:
-        """[vocab, hidden]; shared with the drafter and never trained."""
-        return self.model.get_output_embeddings().weight
+        """[vocab, hidden]; shared with the drafter and never trained. A copy where it lies elsewhere."""
+        return self.model.get_output_embeddings().weight.to(self.device)
 
     def new_cache(self) -> DynamicCache:
         """An empty KV cache that can be cropped back after rejected drafts."""
@@ -121,7 +123,7 @@ class Target:
                 use_cache=cache is not None,
                 logits_to_keep=logits_to_keep,
             )
-        return TargetOutput(self._side_by_side(taps, layer_ids, input_ids), output.logits)
+        return TargetOutput(self._side_by_side(taps, layer_ids, input_ids), output.logits.to(self.device))
 
     def new_rows(self) -> RowCache:
         """A cache without rows, for `forward_rows`."""
@@ -155,7 +157,7 @@ class Target:
         if logits_at is not None:
             hidden = hidden[torch.arange(len(hidden), device=hidden.device), logits_at][:, None]
         logits = self.model.get_output_embeddings()(hidden)
-        return TargetOutput(self._side_by_side(taps, layer_ids, input_ids), logits)
+        return TargetOutput(self._side_by_side(taps, layer_ids, input_ids), logits.to(self.device))
 
     def _side_by_side(self, taps: dict[int, Tensor], layer_ids: Sequence[int], input_ids: Tensor) -> Tensor:
         # A model that is spread over devices leaves its layers' outputs on all of them.
@@ -277,24 +279,42 @@ def crop_cache(cache: DynamicCache, length: int) -> None:
         cache.crop(-surplus)
 
 
-def load_target(path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
+def load_target(
+    path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, spread: bool = False
+) -> Target:
     """Load a *validated* checkpoint directory (see `checkpoint.open_checkpoint`).
 
+    spread: over all devices of the kind that this process sees, layer by layer (accelerate places them and
+    moves hidden states from one to the next); what is asked of the target is gathered on the first.
     Raises UserError where transformers still finds something that it cannot load.
     """
+    if spread and find_spec("accelerate") is None:
+        raise UserError(
+            "--resources.gpus-per-actor above 1 spreads the target over GPUs, which needs the package "
+            "accelerate: pip install 'dflash-realign[spread]', on every node, or give each actor one GPU"
+        )
     try:
         with without_bars():
-            model = _load(path, dtype)
+            model = _load(path, dtype, "auto" if spread else None)
     except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"transformers cannot load {path} ({reason}); mend the checkpoint") from error
-    return Target(model.to(device))  # type: ignore[arg-type]  # transformers wraps nn.Module.to
+    if not spread:
+        return Target(model.to(device))  # type: ignore[arg-type]  # transformers wraps nn.Module.to
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if device != "cpu" and places & {"cpu", "disk"}:
+        raise UserError(
+            f"{path} does not fit on the {torch.cuda.device_count()} GPUs of an actor; "
+            "raise --resources.gpus-per-actor"
+        )
+    return Target(model)
 
 
-def _load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _load(path: Path, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype,
+        device_map=device_map,
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,

@@ -38,7 +38,10 @@ def start_target(checkpoint: Checkpoint, placement: Placement) -> Target:
     if key not in _loaded:
         _loaded.clear()  # before the next one takes its room
         _loaded[key] = load_target(
-            checkpoint.path, device=placement.device, dtype=torch_dtype(placement.dtype)
+            checkpoint.path,
+            device=placement.device,
+            dtype=torch_dtype(placement.dtype),
+            spread=placement.gpus_per_actor > 1,
         )
     return _loaded[key]
 

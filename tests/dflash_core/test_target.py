@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from dflash_core.target import Target, chunks
+from dflash_core.errors import UserError
+from dflash_core.target import Target, chunks, load_target
 from tests.dflash_core.small_models import random_prompt, random_target, tapped
 
 
@@ -124,3 +126,38 @@ def test_chunks_cover_everything_and_their_masks_stay_small(length: int, chunk: 
     ranges = list(chunks(length, chunk))
     assert [i for begin, end in ranges for i in range(begin, end)] == list(range(length))
     assert all(end - begin <= chunk and (end - begin) * end <= 1 << 25 for begin, end in ranges)
+
+
+def test_a_target_in_several_places_gives_the_same(tmp_path: Path) -> None:
+    """accelerate's real hooks, as on several GPUs, with layers that are fetched from disk in between."""
+    accelerate = pytest.importorskip("accelerate")
+    whole = random_target(seed=2)
+    parts = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    layers = {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(whole.num_layers)}
+    model = accelerate.dispatch_model(
+        random_target(seed=2).model, device_map=parts | layers, offload_dir=tmp_path, main_device="cpu"
+    )
+    assert model.model.layers[1].mlp.up_proj.weight.is_meta
+    spread = Target(model)
+    ids = torch.tensor([random_prompt(40, seed=1)])
+    for chunk in (None, 7):
+        assert torch.equal(tapped(spread, ids, (0, 1, 2), chunk), tapped(whole, ids, (0, 1, 2), chunk))
+    ours, expected = (t.forward(ids, layer_ids=(1, 3)) for t in (spread, whole))
+    assert torch.equal(ours.logits, expected.logits)
+    assert torch.equal(ours.features, expected.features)
+
+
+def test_a_checkpoint_loads_spread(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    whole = random_target(seed=2)
+    whole.model.save_pretrained(tmp_path)
+    ids = torch.tensor([random_prompt(17, seed=1)])
+    assert torch.equal(tapped(load_target(tmp_path, spread=True), ids, (0, 2)), tapped(whole, ids, (0, 2)))
+
+
+def test_spreading_without_accelerate_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_core.target.find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=r"gpus-per-actor.*spread"):
+        load_target(tmp_path, spread=True)
