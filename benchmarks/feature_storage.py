@@ -6,6 +6,9 @@ The numbers are real hidden states of TARGET on the prompts (compression is judg
 repeated to the size asked for. Every layout holds the same samples. Written to the disk (fsync); cold is
 after the kernel was asked to drop the file's pages, warm right after; reading looks at every number. All
 on one thread, one layout after the other.
+
+Then the opening of 200,000 short samples: seconds until lengths are known, and what stays in memory, against
+holding a record batch for each.
 """
 
 from __future__ import annotations
@@ -256,6 +259,55 @@ def _drop(folder: Path) -> None:
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def opening(scratch: Path, count: int = 200_000) -> dict[str, dict[str, float]]:
+    """20 samples a record batch, as ours are written, or one; held open, or looked up when asked for."""
+    found = {}
+    for name, per_batch in {"20 samples a record batch": 20, "1 sample a record batch": 1}.items():
+        path = scratch / f"{per_batch}.arrow"
+        meta = FeatureMeta("0" * 64, (0,), 8)
+        write_shard(path, meta, _short(count, per_batch))
+        for way, how in {
+            "FeatureShard": _lengths_of_shard,
+            "a list of record batches": _lengths_of_list,
+        }.items():
+            before = _anonymous_mb()
+            began = time.perf_counter()
+            kept, lengths = how(path)
+            seconds = time.perf_counter() - began
+            assert len(lengths) == count
+            found[f"{name}, {way}"] = {
+                "seconds": round(seconds, 3),
+                "memory_mb": round(_anonymous_mb() - before, 1),
+            }
+            del kept, lengths
+            pa.default_memory_pool().release_unused()
+    return found
+
+
+def _short(count: int, per_batch: int) -> Iterator[FeatureBatch]:
+    features = torch.zeros(per_batch * 64, 1, 8, dtype=torch.bfloat16)
+    for start in range(0, count, per_batch):
+        names = range(start, start + per_batch)
+        yield FeatureBatch([Sample(str(i), "math", tuple(range(64)), ((9, 64),)) for i in names], features)
+
+
+def _lengths_of_shard(path: Path) -> tuple[Any, list[int]]:
+    shard = FeatureShard(path)
+    return shard, shard.lengths()
+
+
+def _lengths_of_list(path: Path) -> tuple[Any, list[int]]:
+    held = list(pa.ipc.open_stream(pa.memory_map(str(path))))
+    lengths = [n for batch in held for n in batch.column("input_ids").value_lengths().to_pylist()]
+    return held, lengths
+
+
+def _anonymous_mb() -> float:
+    """Resident memory that is no file's, in MB."""
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(text[text.index("RssAnon:") :].split()[1]) / 1024
+
+
 def _batches(options: argparse.Namespace, meta: FeatureMeta) -> list[FeatureBatch]:
     """Real features, repeated until they fill the megabytes asked for."""
     target = load_target(options.target)
@@ -311,6 +363,8 @@ def main() -> None:
         for name, layout in layouts.items():
             rows[name] = measure(layout, batches, Path(scratch), num_bytes)
             print(name, rows[name], flush=True)
+        opened = opening(Path(scratch))
+        print(opened)
     result = {
         "command": "python benchmarks/feature_storage.py TARGET PROMPTS.jsonl",
         "machine": describe(),
@@ -322,6 +376,7 @@ def main() -> None:
             "megabytes": round(num_bytes / 1e6),
         },
         "layouts": rows,
+        "opening_200000_samples": opened,
     }
     if options.out:
         options.out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

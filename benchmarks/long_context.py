@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import time
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def measure(tokens: int, chunk_tokens: int | None) -> dict[str, Any]:
-    """One extraction; its peak in MB above the model's and the process's own, and its seconds."""
+    """One extraction; its peak in MB above the model's and the process's own."""
     torch.set_num_threads(1)
     config = Qwen3Config(
         vocab_size=512,
@@ -71,13 +70,11 @@ def measure(tokens: int, chunk_tokens: int | None) -> dict[str, Any]:
     samples = [Sample("long", "d", tuple(ids), ())]
     reset_peak_rss()
     before = peak_rss_mb()
-    began = time.perf_counter()
     (batch,) = extract(target, samples, meta, batch_tokens=4096, chunk_tokens=chunk_tokens)
     return {
         "chunk_tokens": chunk_tokens,
         "peak_mb": round(peak_rss_mb() - before),
         "features_mb": round(batch.features.numel() * 2 / 1e6),
-        "seconds": round(time.perf_counter() - began, 1),
     }
 
 
