@@ -45,6 +45,8 @@ from pipelines.placement import Machine, place
 from pipelines.telemetry import peak_rss_mb, reset_peak_rss
 from pipelines.workers import ExtractWorker
 
+_MEMORY_BATCHES = 4
+"""Batches of the shard that the worker's memory is measured on, about."""
 BATCHING = {"batch_tokens": 4096, "chunk_tokens": 4096}
 
 
@@ -126,7 +128,7 @@ class Bench:
     def _generated(self, store: Store, stack: ExitStack) -> Artifact:
         lease = stack.enter_context(store.lease("generate"))
         attempt = Attempt(store, lease, "generate", "bench", resumable=False)
-        workspace, _ = attempt.begin()
+        workspace, _ = attempt.begin({})
         write_samples(self.folder / "samples", self.samples)
         workspace.put("samples-00000.jsonl", self.folder / "samples")
         return attempt.commit(workspace, {}, {}, 0.0)
@@ -186,15 +188,15 @@ def _some(file: Path, tokens: int) -> list[Sample]:
 
 def _workspace(store: Store, stage: str, stack: ExitStack) -> Workspace:
     lease = stack.enter_context(store.lease(stage))
-    return Attempt(store, lease, stage, "bench", resumable=False).begin()[0]
+    return Attempt(store, lease, stage, "bench", resumable=False).begin({})[0]
 
 
 def _memory(options: dict[str, Any], part: str) -> tuple[int, int]:
     """(the process with its model loaded and used, the peak of `part` above that), in MB."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        names = ("target", "samples", "tokens", "layers")
-        bench = Bench(*(options[name] for name in names), Path(folder), stack)
+        tokens = _MEMORY_BATCHES * BATCHING["batch_tokens"]
+        bench = Bench(options["target"], options["samples"], tokens, options["layers"], Path(folder), stack)
         bench.target.tap(torch.tensor([[1] * 16]), bench.layers, lambda *_: None)
         reset_peak_rss()
         before = peak_rss_mb()

@@ -12,7 +12,6 @@ from pipelines.champion import Champion, known_champion
 from pipelines.plan import Plan
 from pipelines.prepare import Prepared
 
-_BYTES_PER_FEATURE = 2
 _BYTES_PER_TOKEN_OF_TEXT = 3
 """A cautious guess for prompts that have not been rendered yet: more tokens than there are."""
 
@@ -102,7 +101,7 @@ def describe(prepared: Prepared) -> DryRun:
     tokens = 0 if config.traces else chosen.num_answers * (config.generate.max_new_tokens or 0)
     all_tokens = tokens + chosen.text_bytes // _BYTES_PER_TOKEN_OF_TEXT
     taps = len((shape or prepared.shape).target_layer_ids)
-    feature_bytes = all_tokens * taps * context.checkpoint.config.hidden_size * _BYTES_PER_FEATURE
+    feature_bytes = all_tokens * extract.bytes_per_token(context, taps)
     if config.traces:
         generated = traces.plan(context, chosen)
         add("traces", generated, f"{chosen.num_train:,} logged answers")

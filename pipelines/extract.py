@@ -77,6 +77,13 @@ def run(context: Context, planned: Plan, generated: StageResult) -> StageResult:
     return planned.run(context, body)
 
 
+def bytes_per_token(context: Context, num_taps: int) -> int:
+    """Of features on the disk; ids, masks and framing add less than a hundredth."""
+    hidden = context.checkpoint.config.hidden_size
+    per_tap = hidden + 1 if context.config.extract.storage == "compact" else 2 * hidden
+    return num_taps * per_tap + (2 * hidden if _last_hidden(context) else 0)
+
+
 def _last_hidden(context: Context) -> bool:
     """Whether to keep what the target's distribution is recomputed from: if asked, or for the loss."""
     return context.config.extract.last_hidden or context.config.train.loss != "ce"
