@@ -132,7 +132,7 @@ class Safetensors(Layout):
     def write(self, folder: Path, batches: list[FeatureBatch]) -> None:
         rows = (row for batch in batches for row in batch.rows())
         safetensors.torch.save_file(
-            {f"{i:06d}": f for i, (_, f) in enumerate(rows)}, folder / "f.safetensors"
+            {f"{i:06d}": f.clone() for i, (_, f) in enumerate(rows)}, folder / "f.safetensors"
         )
 
     def open(self, folder: Path) -> Any:
