@@ -205,7 +205,7 @@ class ResourcesSection(Section):
     min_actors: int = Field(1, ge=1)
     """Actors that must have started before work begins; the others join as there is room."""
     gpus_per_actor: float | None = Field(None, gt=0.0)
-    """GPUs that each actor reserves."""
+    """GPUs that each actor reserves; above 1 the target is spread over them."""
     cpus_per_actor: float | None = Field(None, gt=0.0)
     """CPUs that each actor reserves."""
     threads: int | None = Field(None, ge=1)
