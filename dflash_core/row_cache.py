@@ -142,6 +142,8 @@ class _RowLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, positions, span = self.cache.places
+        # Of a target spread over several GPUs, a layer keeps its own states where it runs.
+        rows, positions = rows.to(self.keys.device), positions.to(self.keys.device)
         self.keys[rows, :, positions] = key_states.transpose(1, 2)
         self.values[rows, :, positions] = value_states.transpose(1, 2)
         count = rows.shape[0]

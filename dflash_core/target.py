@@ -155,7 +155,8 @@ class Target:
                 use_cache=True,
             ).last_hidden_state
         if logits_at is not None:
-            hidden = hidden[torch.arange(len(hidden), device=hidden.device), logits_at][:, None]
+            rows = torch.arange(len(hidden), device=hidden.device)
+            hidden = hidden[rows, logits_at.to(hidden.device)][:, None]
         logits = self.model.get_output_embeddings()(hidden)
         return TargetOutput(self._side_by_side(taps, layer_ids, input_ids), logits.to(self.device))
 

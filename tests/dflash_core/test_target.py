@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from dflash_core.errors import UserError
+from dflash_core.row_cache import RowCache
 from dflash_core.target import Target, chunks, load_target
 from tests.dflash_core.small_models import random_prompt, random_target, tapped
 
@@ -145,6 +146,15 @@ def test_a_target_in_several_places_gives_the_same(tmp_path: Path) -> None:
     ours, expected = (t.forward(ids, layer_ids=(1, 3)) for t in (spread, whole))
     assert torch.equal(ours.logits, expected.logits)
     assert torch.equal(ours.features, expected.features)
+    by_rows = [t.forward_rows(ids, _new_rows(t), layer_ids=(1, 3)) for t in (spread, whole)]
+    assert torch.equal(by_rows[0].logits, by_rows[1].logits)
+    assert torch.equal(by_rows[0].features, by_rows[1].features)
+
+
+def _new_rows(target: Target) -> RowCache:
+    cache = target.new_rows()
+    cache.add_rows(1)
+    return cache
 
 
 def test_a_checkpoint_loads_spread(tmp_path: Path) -> None:
