@@ -16,7 +16,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 STEP = 128
-"""Tokens by which the room of all rows grows: each growth copies what is there."""
+"""Tokens by which the room of all rows grows: each time what is there is copied."""
 
 
 class RowCache(Cache):
@@ -79,21 +79,21 @@ class RowCache(Cache):
     def append(self, other: RowCache) -> None:
         """Copy the rows of `other` behind the own ones."""
         first = self.num_rows
-        self.reserve(first + other.num_rows, max(other.lengths))
+        self.reserve(first + other.num_rows, max((*self.lengths, *other.lengths)))
         for layer, source in zip(self._kept, other._kept, strict=True):
             layer.put(first, source, other.num_rows, max(other.lengths))
         self.lengths += other.lengths
 
     def reserve(self, rows: int, length: int) -> None:
-        """Room for so many rows of that length (tokens); rounded up, and never given back."""
-        old_rows, old_length = self._room
-        if length > old_length:
-            length = -(-length // STEP) * STEP
-        room = max(rows, old_rows), max(length, old_length)
-        if room != self._room:
-            self._room = room
+        """Memory for so many rows of that length (tokens, rounded up), if there is not enough already.
+
+        What is needed no more is given back then: many short rows after few long ones take no more memory
+        than either.
+        """
+        if rows > self._room[0] or length > self._room[1]:
+            self._room = rows, -(-length // STEP) * STEP
             for layer in self._kept:
-                layer.grow()
+                layer.resize()
 
     # What layers ask of their cache.
 
@@ -127,13 +127,14 @@ class _RowLayer(CacheLayerMixin):
         )
         self.is_initialized = True
 
-    def grow(self) -> None:
+    def resize(self) -> None:
         if not self.is_initialized:
             return
         old = self.keys, self.values
         self.lazy_initialization(*old)
         for new, before in zip((self.keys, self.values), old, strict=True):
-            new[: before.shape[0], :, : before.shape[2]] = before
+            rows, length = min(new.shape[0], before.shape[0]), min(new.shape[2], before.shape[2])
+            new[:rows, :, :length] = before[:rows, :, :length]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any

@@ -7,6 +7,7 @@ work is cut so that the stages together stay well under an hour. On *GPUs* it is
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pipelines.config import RealignConfig, Section
@@ -69,7 +70,7 @@ def _tiny() -> Automatic:
     actors run, then 1 to 5 s for each of generate, extract and evaluate.
     """
     return {
-        "generate": {"num_prompts": 160, "max_new_tokens": 96, "batch_tokens": 8192, "shard_prompts": 32},
+        "generate": {"num_prompts": 160, "max_new_tokens": 96, "batch_tokens": 8192, "shard_prompts": 40},
         "extract": {"shard_tokens": 2048},
         "drafter": {"num_layers": 2, "block_size": 8},
         "train": {"steps": 160, "batch_tokens": 1024, "anchors_per_sequence": 16},
@@ -92,12 +93,13 @@ def _cpu(num_parameters: int, num_cpus: int) -> Automatic:
     Bounds keep a slow machine's result meaningful and a fast one's job short.
     """
     speed = (135e6 / num_parameters) * (num_cpus / 2)
+    num_prompts = _between(32, 200 * speed, 2000)
     return {
         "generate": {
-            "num_prompts": _between(32, 200 * speed, 2000),
+            "num_prompts": num_prompts,
             "max_new_tokens": 128,
             "batch_tokens": 8192,
-            "shard_prompts": 16,
+            "shard_prompts": _even_shards(num_prompts, num_cpus, most=32),
         },
         "extract": {"shard_tokens": 8192},
         "drafter": {"num_layers": 2, "block_size": 8},
@@ -128,6 +130,12 @@ def _gpu(num_workers: int) -> Automatic:
         "train": {"epochs": 6, "batch_tokens": 4 * 3072 * num_workers, "anchors_per_sequence": 512},
         "evaluate": {"num_prompts": 200, "max_new_tokens": 512},
     }
+
+
+def _even_shards(num_prompts: int, num_actors: int, *, most: int) -> int:
+    """Prompts per shard, `most` at most, so that every actor gets as many shards."""
+    rounds = math.ceil(num_prompts / (num_actors * most))
+    return math.ceil(num_prompts / (num_actors * rounds))
 
 
 def _between(least: int, value: float, most: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import GenerationConfig
 
 from dflash_core.batched_decoding import PREFILL_TOKENS, BatchedEngine
 from dflash_core.generation import Answer, GenerationSettings, Request, request_seed
+from dflash_core.row_cache import STEP, RowCache
 from dflash_core.target import Target
 from tests.dflash_core.small_models import VOCAB, random_prompt, random_target, sliding_target
 from tests.dflash_core.test_sampling import bound, chi_square
@@ -139,19 +141,25 @@ def test_a_checkpoints_own_generation_defaults_are_not_applied() -> None:
 
 
 def test_what_is_decoded_together_is_bounded_in_tokens() -> None:
-    target = random_target()
+    """The memory too: a few long prompts before many short ones do not make every row long."""
+    target = random_target(max_positions=2048)
     widths: list[tuple[int, int]] = []
+    rooms: list[tuple[int, int]] = []
     forward = target.forward_rows
 
-    def watched(ids: torch.Tensor, cache: object, **options: object) -> object:
-        output = forward(ids, cache, **options)  # type: ignore[arg-type]
-        widths.append((cache.num_rows, max(cache.lengths)))  # type: ignore[attr-defined]
+    def watched(ids: torch.Tensor, cache: RowCache, **options: Any) -> object:
+        output = forward(ids, cache, **options)
+        widths.append((cache.num_rows, max(cache.lengths)))
+        rooms.append(cache.room)
         return output
 
     target.forward_rows = watched  # type: ignore[method-assign, assignment]
-    _answers(target, _requests(40), GenerationSettings(10, frozenset()), batch_tokens=300)
-    assert max(rows * longest for rows, longest in widths) <= 300
-    assert max(rows for rows, _ in widths) > 6
+    requests = [*_requests(40), *(Request(f"l{i}", tuple(random_prompt(900, seed=i)), 0) for i in range(3))]
+    _answers(target, requests, GenerationSettings(10, frozenset()), batch_tokens=1000)
+    assert max(rows * longest for rows, longest in widths) <= 1000
+    assert max(rows for rows, _ in widths) > 15
+    assert max(length for _, length in rooms) > 900
+    assert max(rows * length for rows, length in rooms if rows > 1) < 40 * 2 * STEP
 
 
 def test_a_prompt_longer_than_a_forward_may_be_passes_alone() -> None:
