@@ -66,7 +66,7 @@ def main() -> None:
             print(f"{way}: {seconds[way][-1]:.1f} s", flush=True)
     expected = answers["one_at_a_time"]
     result = {
-        "command": f"python benchmarks/generate_throughput.py TARGET {'PROMPTS' if options.prompts else ''} "
+        "command": f"python benchmarks/generate_throughput.py TARGET {'PROMPTS ' if options.prompts else ''}"
         f"--count {options.count} --max-new-tokens {options.max_new_tokens} --rows {options.rows} "
         f"--threads {options.threads} --rounds {options.rounds}",
         "machine": {

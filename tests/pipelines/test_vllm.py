@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its heads are 32 wide, for which vLLM has kernels."""
-    return build_tiny_target(tmp_path_factory.mktemp("toy") / "target").path
+    """Its heads are 32 wide, for which vLLM has kernels; its own defaults would change every answer."""
+    path = build_tiny_target(tmp_path_factory.mktemp("toy") / "target").path
+    defaults = json.loads((path / "generation_config.json").read_text())
+    defaults |= {"repetition_penalty": 5.0, "do_sample": True, "temperature": 2.0, "top_k": 3}
+    (path / "generation_config.json").write_text(json.dumps(defaults))
+    return path
 
 
 def test_greedy_answers_are_those_of_the_default_engine(
