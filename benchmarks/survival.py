@@ -1,12 +1,14 @@
 """Kill actors, drivers and Ray itself at random moments of generation and extraction; see what is redone.
 
-    python benchmarks/survival.py [--moments 10] [--out benchmarks/results/survival.json]
+    python benchmarks/survival.py [--victim driver] [--first 0] [--moments 10]
+                                  [--out benchmarks/results/survival.json]
 
 A run generates and extracts for a tiny target, from many small shards, with two actors on a Ray of its own.
 It is hit by SIGKILL once a number of rows, drawn with a seed, is on disk and a drawn fraction of a second has
 passed; where the run does not go on by itself it is started again. In the end every samples and features file
 must be byte-identical to an undisturbed run's, and of the shards that stood there at the kill at most those
-in flight, one an actor, may have been made again.
+in flight, one an actor, may have been made again. With --out what the file knows of other kills is kept, so
+the moments can be tried in parts.
 """
 
 from __future__ import annotations
@@ -69,25 +71,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--victim", choices=VICTIMS, help="only this kind of kill")
+    parser.add_argument("--first", type=int, default=0, help="number of the first moment")
     parser.add_argument("--moments", type=int, default=10, help="of each kind of kill")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="survival-") as folder:
         original = make_home(Path(folder) / "whole")
         whole = undisturbed(original)
-        results = {
-            victim: [
-                killed_once(original, whole, victim, random.Random(f"{options.seed} {victim} {moment}"))
-                for moment in range(options.moments)
-            ]
-            for victim in VICTIMS
-        }
+        known = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
+        results: dict[str, dict[str, Any]] = known.get("each", {})
+        for victim in VICTIMS if options.victim is None else (options.victim,):
+            for moment in range(options.first, options.first + options.moments):
+                draw = random.Random(f"{options.seed} {victim} {moment}")
+                results.setdefault(victim, {})[str(moment)] = killed_once(original, whole, victim, draw)
     result = {
-        "command": f"python benchmarks/survival.py --moments {options.moments}",
+        "command": "python benchmarks/survival.py",
         "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()},
         "shards": len(whole),
         "actors": NUM_ACTORS,
-        "kills": {victim: summary(kills) for victim, kills in results.items()},
+        "kills": {victim: summary(list(kills.values())) for victim, kills in results.items()},
         "each": results,
     }
     text = json.dumps(result, indent=2)
