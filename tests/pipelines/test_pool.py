@@ -229,32 +229,3 @@ def test_actors_that_wait_for_room_are_let_go_when_no_task_is_left(
         assert len(pool._actors) == 1
     finally:
         pool.close()
-
-
-@pytest.mark.slow
-def test_an_autoscaler_adds_nodes_for_actors_that_wait(tmp_path: Path) -> None:
-    """Ray's own autoscaler over its fake nodes: a head without a CPU to spare, and workers that come."""
-    script = f"""
-from ray.cluster_utils import AutoscalingCluster
-kind = {{"resources": {{"CPU": 1}}, "node_config": {{}}, "min_workers": 0, "max_workers": 2}}
-head = {{"CPU": 0}}
-cluster = AutoscalingCluster(head, {{"cpu": kind}}, idle_timeout_minutes=1)
-cluster.start()
-import ray
-from pipelines.pool import ActorSize, Pool
-from tests.pipelines.ray_workers import TouchWorker
-try:
-    ray.init("auto", log_to_driver=False)
-    pool = Pool(ActorSize(1.0))
-    tasks = [dict(name="a", kind="meet", other="b"), dict(name="b", kind="meet", other="a")]
-    rows = list(pool.run(TouchWorker, {{"folder": {str(tmp_path)!r}}}, tasks, num_actors=2))
-    print(sorted(row["name"] for row in rows), len([n for n in ray.nodes() if n["Alive"]]))
-    pool.close()
-finally:
-    ray.shutdown()
-    cluster.shutdown()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=240
-    )
-    assert done.stdout.strip().splitlines()[-1:] == ["['a', 'b'] 3"], done.stdout + done.stderr
