@@ -14,7 +14,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import Store
+from dflash_core.store.artifacts import Store
 
 
 def main() -> None:

@@ -22,24 +22,24 @@ from machine import describe
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from dflash_core.acceptance import tau
-from dflash_core.checkpoint import open_checkpoint
-from dflash_core.compact import decode, encode
-from dflash_core.corpus import read_samples
-from dflash_core.drafter import Drafter, new_drafter
-from dflash_core.drafter_config import DrafterConfig, config_for_target
-from dflash_core.evaluation import DecodeSettings, evaluate_prompt
-from dflash_core.extraction import extract
-from dflash_core.feature_schema import FeatureMeta
-from dflash_core.feature_writer import FeatureBatch, write_shard
-from dflash_core.features import FeatureSet
-from dflash_core.mask_token import choose_mask_token
-from dflash_core.objective import Objective, default_gamma
-from dflash_core.prompts import load_prompts
-from dflash_core.statistics import bootstrap_ratio
-from dflash_core.target import Target, load_target
-from dflash_core.target_weights import TargetWeights
-from dflash_core.training import Trainer, TrainOptions
+from dflash_core.checkpoints.checkpoint import open_checkpoint
+from dflash_core.checkpoints.mask_token import choose_mask_token
+from dflash_core.corpus.samples import read_samples
+from dflash_core.decoding.acceptance import tau
+from dflash_core.decoding.evaluation import DecodeSettings, evaluate_prompt
+from dflash_core.decoding.statistics import bootstrap_ratio
+from dflash_core.features.compact import decode, encode
+from dflash_core.features.extraction import extract
+from dflash_core.features.feature_schema import FeatureMeta
+from dflash_core.features.feature_shards import FeatureSet
+from dflash_core.features.feature_writer import FeatureBatch, write_shard
+from dflash_core.models.drafter import Drafter, new_drafter
+from dflash_core.models.drafter_config import DrafterConfig, config_for_target
+from dflash_core.models.target import Target, load_target
+from dflash_core.models.target_weights import TargetWeights
+from dflash_core.prompts.prompt_files import load_prompts
+from dflash_core.training.objective import Objective, default_gamma
+from dflash_core.training.trainer import Trainer, TrainOptions
 from dflash_core.types import AcceptanceReport, Checkpoint, Prompt
 
 STORAGES = ("bf16", "compact")

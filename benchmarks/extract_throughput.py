@@ -31,14 +31,14 @@ from typing import Any
 import torch
 from machine import describe
 
-from dflash_core.artifacts import Artifact, Store, Workspace
-from dflash_core.attempt import Attempt
-from dflash_core.checkpoint import open_checkpoint
-from dflash_core.corpus import read_samples, write_samples
-from dflash_core.extraction import extract
-from dflash_core.target import Target
-from dflash_core.target_guard import TargetGuard
-from dflash_core.token_batches import loss_mask, padded_ids, token_batches
+from dflash_core.checkpoints.checkpoint import open_checkpoint
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import read_samples, write_samples
+from dflash_core.features.extraction import extract
+from dflash_core.features.token_batches import loss_mask, padded_ids, token_batches
+from dflash_core.models.target import Target
+from dflash_core.store.artifacts import Artifact, Store, Workspace
+from dflash_core.store.attempt import Attempt
 from dflash_core.types import Sample
 from pipelines.config import RealignConfig
 from pipelines.placement import Machine, place

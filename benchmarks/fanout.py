@@ -26,10 +26,10 @@ from typing import Any
 import ray
 import torch
 
-from dflash_core.artifacts import Artifact, Store, Workspace
-from dflash_core.checkpoint import open_checkpoint
-from dflash_core.corpus import write_samples
-from dflash_core.target_guard import TargetGuard
+from dflash_core.checkpoints.checkpoint import open_checkpoint
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import write_samples
+from dflash_core.store.artifacts import Artifact, Store, Workspace
 from dflash_core.types import Checkpoint, Sample
 from pipelines.cluster import connect, disconnect
 from pipelines.placement import Placement

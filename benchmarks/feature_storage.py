@@ -37,11 +37,11 @@ import torch
 from machine import describe, read_samples
 from torch import Tensor
 
-from dflash_core.extraction import extract
-from dflash_core.feature_schema import FeatureMeta, Storage, arrow_schema
-from dflash_core.feature_writer import FeatureBatch, write_shard
-from dflash_core.features import FeatureShard, tensor_of
-from dflash_core.target import load_target
+from dflash_core.features.extraction import extract
+from dflash_core.features.feature_schema import FeatureMeta, Storage, arrow_schema
+from dflash_core.features.feature_shards import FeatureShard, tensor_of
+from dflash_core.features.feature_writer import FeatureBatch, write_shard
+from dflash_core.models.target import load_target
 from dflash_core.types import Sample
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dflash_core.corpus import read_samples
+from dflash_core.corpus.samples import read_samples
 
 
 def main() -> None:

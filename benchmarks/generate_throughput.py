@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig
 
-from dflash_core.batched_decoding import BatchedEngine
-from dflash_core.checkpoint import load_tokenizer, open_checkpoint
-from dflash_core.corpus import render
-from dflash_core.generation import GenerationSettings, Request
-from dflash_core.prompts import load_prompts, shipped_prompts
-from dflash_core.target import Target, load_target
+from dflash_core.checkpoints.checkpoint import load_tokenizer, open_checkpoint
+from dflash_core.corpus.samples import render
+from dflash_core.generation.batched_decoding import BatchedEngine
+from dflash_core.generation.engine import GenerationSettings, Request
+from dflash_core.models.target import Target, load_target
+from dflash_core.prompts.prompt_files import load_prompts, shipped_prompts
 from dflash_core.types import opening
 
 Answers = dict[str, tuple[int, ...]]

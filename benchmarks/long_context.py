@@ -18,9 +18,9 @@ import torch
 from machine import describe
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from dflash_core.extraction import extract
-from dflash_core.feature_schema import FeatureMeta
-from dflash_core.target import Target
+from dflash_core.features.extraction import extract
+from dflash_core.features.feature_schema import FeatureMeta
+from dflash_core.models.target import Target
 from dflash_core.types import Sample
 from pipelines.telemetry import peak_rss_mb, reset_peak_rss
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from dflash_core.corpus import render
-from dflash_core.prompts import load_prompts
+from dflash_core.corpus.samples import render
+from dflash_core.prompts.prompt_files import load_prompts
 from dflash_core.types import Sample, opening
 
 

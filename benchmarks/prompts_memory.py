@@ -93,7 +93,7 @@ def _run(folder: Path) -> dict[str, object]:
             "generate": {"num_prompts": 10_000_000, "max_new_tokens": 64},
         }
     )
-    import dflash_core.prompt_lengths  # noqa: F401 - torch and transformers are no part of what grows
+    import dflash_core.prompts.prompt_lengths  # noqa: F401 - torch and transformers are no part of what grows
 
     prepared = prepare(config, lambda _event: None)
     found: dict[str, object] = {}

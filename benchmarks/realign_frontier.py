@@ -4,9 +4,9 @@
                                           [--out benchmarks/results/realign_frontier.jsonl]
 
 Per seed: a toy target, its drafter, the same target fine-tuned, and then the drafter trained on the new
-target's own answers in every way that `CASES` names. τ is that of greedy decoding, read off the chain over the new
-target's answers to prompts that were never trained on (`dflash_core.chain`). One thread; every result is one line,
-appended at once, and a rerun goes on where it was.
+target's own answers in every way that `CASES` names. τ is that of greedy decoding, read off the chain over
+the new target's answers to prompts that were never trained on (`dflash_core.training.chain`). One thread;
+every result is one line, appended at once, and a rerun goes on where it was.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe
-from dflash_core.answering import answer_prompts
-from dflash_core.batched_decoding import BatchedEngine
-from dflash_core.checkpoint import load_tokenizer, open_checkpoint
-from dflash_core.drafter import Drafter, load_drafter, new_drafter, save_drafter
-from dflash_core.drafter_config import config_for_target
-from dflash_core.extraction import extract
-from dflash_core.feature_schema import FeatureMeta
-from dflash_core.feature_writer import write_shard
-from dflash_core.features import FeatureSet
-from dflash_core.generation import GenerationSettings
-from dflash_core.held_out import acceptance, held_out_sums
-from dflash_core.mask_token import choose_mask_token
-from dflash_core.objective import Objective
-from dflash_core.schedules import Schedule
-from dflash_core.target import Target, load_target
-from dflash_core.target_weights import TargetWeights
+from dflash_core.checkpoints.checkpoint import load_tokenizer, open_checkpoint
+from dflash_core.checkpoints.mask_token import choose_mask_token
+from dflash_core.features.extraction import extract
+from dflash_core.features.feature_schema import FeatureMeta
+from dflash_core.features.feature_shards import FeatureSet
+from dflash_core.features.feature_writer import write_shard
+from dflash_core.generation.answering import answer_prompts
+from dflash_core.generation.batched_decoding import BatchedEngine
+from dflash_core.generation.engine import GenerationSettings
+from dflash_core.models.drafter import Drafter, load_drafter, new_drafter, save_drafter
+from dflash_core.models.drafter_config import config_for_target
+from dflash_core.models.target import Target, load_target
+from dflash_core.models.target_weights import TargetWeights
 from dflash_core.toy.build import build_toy_target
 from dflash_core.toy.texts import toy_prompts
-from dflash_core.training import Trainer, TrainOptions
+from dflash_core.training.held_out import acceptance, held_out_sums
+from dflash_core.training.objective import Objective
+from dflash_core.training.schedules import Schedule
+from dflash_core.training.trainer import Trainer, TrainOptions
 
 BASE = TrainOptions(
     schedule=Schedule("cosine", 80, warmup_fraction=0.04, decay_fraction=0.2),

@@ -109,7 +109,7 @@ def summary(kills: list[dict[str, Any]]) -> dict[str, Any]:
 
 def make_home(folder: Path) -> Home:
     """The target is untrained: its answers run to the length limit."""
-    from dflash_core.prompts import write_prompts
+    from dflash_core.prompts.prompt_files import write_prompts
     from dflash_core.toy.build import build_tiny_target
     from dflash_core.toy.texts import toy_prompts
 

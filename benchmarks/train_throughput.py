@@ -23,14 +23,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen3Config
 
-from dflash_core.anchors import IGNORED, draw_anchors, pack_anchors
-from dflash_core.attention import dense_mask
-from dflash_core.blocks import drafter_loss
-from dflash_core.documents import Documents
-from dflash_core.drafter import Drafter
-from dflash_core.drafter_config import DrafterConfig
-from dflash_core.objective import Objective
-from dflash_core.slot_weights import decay_weights
+from dflash_core.models.attention import dense_mask
+from dflash_core.models.drafter import Drafter
+from dflash_core.models.drafter_config import DrafterConfig
+from dflash_core.training.anchors import IGNORED, draw_anchors, pack_anchors
+from dflash_core.training.blocks import drafter_loss
+from dflash_core.training.documents import Documents
+from dflash_core.training.objective import Objective
+from dflash_core.training.slot_weights import decay_weights
 
 SHAPES = {
     # The demo's drafter and step.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from dflash_core.source_spec import HELP
+from dflash_core.prompts.source_spec import HELP
 from pipelines.cli import parse, run_job
 from pipelines.measure_config import MeasureConfig
 
@@ -18,7 +18,7 @@ from pipelines.measure_config import MeasureConfig
 def main(argv: list[str]) -> int:
     """Run the job; returns its exit code."""
     config, options = parse(MeasureConfig, argv, description=f"{__doc__}\n{HELP}", extra=_flags)
-    from dflash_core.acceptance import format_table, summary_json
+    from dflash_core.decoding.acceptance import format_table, summary_json
     from pipelines.measure import measure
 
     report = measure(config)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from dflash_core.source_spec import HELP
+from dflash_core.prompts.source_spec import HELP
 from pipelines.cli import parse, run_job
 from pipelines.config import RealignConfig
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_core import tags as t
-from dflash_core.artifacts import Artifact, Workspace
-from dflash_core.drafter_config import DrafterConfig, read_drafter_config
+from dflash_core.models.drafter_config import DrafterConfig, read_drafter_config
+from dflash_core.store.artifacts import Artifact, Workspace
 from pipelines.context import Context
 from pipelines.evaluate import Subject
 from pipelines.plan import Plan

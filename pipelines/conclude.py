@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dflash_core import tags as t
-from dflash_core.acceptance import acceptance_by_position
-from dflash_core.artifacts import Lease, Workspace
+from dflash_core.decision.gate import one_sentence
+from dflash_core.decision.report import RealignReport, write_report
+from dflash_core.decoding.acceptance import acceptance_by_position
 from dflash_core.fingerprint import fingerprint
-from dflash_core.gate import one_sentence
-from dflash_core.report import RealignReport, write_report
+from dflash_core.store.artifacts import Lease, Workspace
 from dflash_core.tracking import display_uri
 from dflash_core.types import AcceptanceReport, GateDecision, Interval, Outcome
 from pipelines import settled

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dflash_core.artifacts import Store
+from dflash_core.checkpoints.target_guard import TargetGuard
 from dflash_core.fingerprint import SHORT
-from dflash_core.target_guard import TargetGuard
+from dflash_core.store.artifacts import Store
 from dflash_core.types import Checkpoint
 from pipelines.config import RealignConfig
 from pipelines.placement import Placement

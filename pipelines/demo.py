@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from dflash_core.errors import UserError
-from dflash_core.prompts import write_prompts
+from dflash_core.prompts.prompt_files import write_prompts
 from dflash_core.toy.build import CHANGED_STEPS, build_toy_target
 from dflash_core.toy.texts import toy_prompts
 from dflash_core.types import Outcome

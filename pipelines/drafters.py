@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dflash_core.acceptance import tau_from_rate
-from dflash_core.drafter_config import DrafterConfig, config_for_target
-from dflash_core.drafter_identity import FILES, drafter_fingerprint
+from dflash_core.checkpoints.mask_token import MaskToken
+from dflash_core.decision.gate import GatePolicy
+from dflash_core.decoding.acceptance import tau_from_rate
 from dflash_core.errors import UserError
-from dflash_core.gate import GatePolicy
-from dflash_core.mask_token import MaskToken
+from dflash_core.models.drafter_config import DrafterConfig, config_for_target
+from dflash_core.models.drafter_identity import FILES, drafter_fingerprint
 from dflash_core.types import Checkpoint
 from pipelines.budget import DEFAULT_MIN_TAU
 from pipelines.config import RealignConfig

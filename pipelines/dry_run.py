@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dflash_core.drafter_config import DrafterConfig
 from dflash_core.fingerprint import SHORT
+from dflash_core.models.drafter_config import DrafterConfig
 from pipelines import evaluate, extract, generate, inspect, prompts, select, settled, traces, train
 from pipelines.champion import Champion, known_champion
 from pipelines.plan import Plan

@@ -11,7 +11,7 @@ from pipelines.placement import Placement
 from pipelines.ray_job import in_ray_job
 
 if TYPE_CHECKING:
-    from dflash_core.generation import Engine
+    from dflash_core.generation.engine import Engine
     from dflash_core.types import Checkpoint
 
 
@@ -49,14 +49,14 @@ def check_engine(config: RealignConfig) -> None:
         return
     if config.ray_address or os.environ.get("RAY_ADDRESS") or in_ray_job():
         return
-    from dflash_core.vllm_engine import require_vllm
+    from dflash_core.generation.vllm_engine import require_vllm
 
     require_vllm()
 
 
 def make_engine(options: EngineOptions, checkpoint: Checkpoint, placement: Placement) -> Engine:
     """The engine, with the target loaded: by us into this process's one place for it, or by vLLM."""
-    from dflash_core.generation import GenerationSettings
+    from dflash_core.generation.engine import GenerationSettings
 
     settings = GenerationSettings(
         max_new_tokens=options.max_new_tokens,
@@ -66,7 +66,7 @@ def make_engine(options: EngineOptions, checkpoint: Checkpoint, placement: Place
     )
     if options.name == "vllm":
         return _vllm(options, checkpoint, placement, settings)
-    from dflash_core.batched_decoding import BatchedEngine
+    from dflash_core.generation.batched_decoding import BatchedEngine
     from pipelines.workers import start_target
 
     target = start_target(checkpoint, placement)
@@ -74,7 +74,7 @@ def make_engine(options: EngineOptions, checkpoint: Checkpoint, placement: Place
 
 
 def _vllm(options: EngineOptions, checkpoint: Checkpoint, placement: Placement, settings: Any) -> Engine:
-    from dflash_core.vllm_engine import VllmEngine
+    from dflash_core.generation.vllm_engine import VllmEngine
 
     return VllmEngine(
         checkpoint.path,

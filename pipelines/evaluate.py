@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_core.acceptance import from_json, tau, to_json
-from dflash_core.artifacts import Artifact, Workspace
+from dflash_core.decoding.acceptance import from_json, tau, to_json
+from dflash_core.store.artifacts import Artifact, Workspace
 from dflash_core.types import AcceptanceReport, PromptResult
 from pipelines.context import Context
 from pipelines.plan import Plan

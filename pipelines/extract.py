@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_core.artifacts import Workspace
+from dflash_core.store.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.sharded import Row, work_off

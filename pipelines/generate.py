@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from dflash_core.artifacts import Workspace
 from dflash_core.errors import UserError
+from dflash_core.store.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.engines import EngineOptions
 from pipelines.plan import Plan
@@ -86,7 +86,7 @@ def _own_actors(options: EngineOptions) -> Iterator[None]:
 
 def _meta(context: Context, totals: Totals) -> dict[str, Any]:
     """What is recorded with the answers. Raises UserError if there is nothing to learn from them."""
-    from dflash_core.trace_samples import template_sha256
+    from dflash_core.corpus.trace_samples import template_sha256
 
     answers = totals["stop"] + totals["length"]
     if totals["tokens"] <= answers:

@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from dflash_core import corpus
-from dflash_core.answering import Answered, answer_prompts
-from dflash_core.artifacts import Artifact, Workspace
-from dflash_core.checkpoint import load_tokenizer
-from dflash_core.prompts import load_prompts
-from dflash_core.target_guard import TargetGuard
+from dflash_core.checkpoints.checkpoint import load_tokenizer
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import write_samples
+from dflash_core.generation.answering import Answered, answer_prompts
+from dflash_core.prompts.prompt_files import load_prompts
+from dflash_core.store.artifacts import Artifact, Workspace
 from dflash_core.types import Checkpoint, Prompt
 from pipelines.engines import EngineOptions, make_engine
 from pipelines.placement import Placement
@@ -43,7 +43,7 @@ class GenerateWorker(ShardWorker):
             answer_prompts(self.engine, self.tokenizer, prompts, self.seed), key=lambda a: a.index
         )
         with self.workspace.scratch() as scratch:
-            corpus.write_samples(scratch / "samples", (s for one in answered for s in one.samples))
+            write_samples(scratch / "samples", (s for one in answered for s in one.samples))
             self.workspace.put(task["name"], scratch / "samples")
         domains = count_domains(prompts, answered)
         return {

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_core.artifacts import Artifact, Workspace
-from dflash_core.prompts import load_prompts, shards, write_prompts
-from dflash_core.thinking import check_thinking
+from dflash_core.prompts.prompt_files import load_prompts, shards, write_prompts
+from dflash_core.prompts.thinking import check_thinking
+from dflash_core.store.artifacts import Artifact, Workspace
 from dflash_core.types import Prompt
 from pipelines.context import Context
 from pipelines.plan import Plan
@@ -20,7 +20,7 @@ from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
 if TYPE_CHECKING:
-    from dflash_core.prompt_lengths import FittingPrompts
+    from dflash_core.prompts.prompt_lengths import FittingPrompts
 
 CODE_VERSION = 3
 
@@ -91,8 +91,8 @@ def _write_shards(scratch: Path, prompts: Iterator[Prompt], size: int) -> list[s
 
 def _fitting(context: Context, max_new_tokens: int | None, *, own: bool) -> FittingPrompts:
     """own: the user gave these prompts; the shipped ones know nothing of the target."""
-    from dflash_core.checkpoint import load_tokenizer
-    from dflash_core.prompt_lengths import FittingPrompts
+    from dflash_core.checkpoints.checkpoint import load_tokenizer
+    from dflash_core.prompts.prompt_lengths import FittingPrompts
 
     checkpoint = context.checkpoint
     positions = checkpoint.config.max_positions

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dflash_core.artifacts import Store, Workspace
+from dflash_core.store.artifacts import Store, Workspace
 from dflash_core.types import Checkpoint
 from pipelines.config import RealignConfig
 from pipelines.context import Context

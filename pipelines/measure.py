@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from dflash_core.checkpoint import load_tokenizer, open_checkpoint, resolve_target
-from dflash_core.drafter_config import check_fits, read_drafter_config
-from dflash_core.drafter_identity import FILES, drafter_fingerprint
+from dflash_core.checkpoints.checkpoint import load_tokenizer, open_checkpoint, resolve_target
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256
-from dflash_core.prompts import shipped_prompts
-from dflash_core.sources import open_sources
-from dflash_core.thinking import check_thinking, with_thinking
+from dflash_core.models.drafter_config import check_fits, read_drafter_config
+from dflash_core.models.drafter_identity import FILES, drafter_fingerprint
+from dflash_core.prompts.prompt_files import shipped_prompts
+from dflash_core.prompts.sources import open_sources
+from dflash_core.prompts.thinking import check_thinking, with_thinking
 from dflash_core.types import AcceptanceReport, Prompt
 from pipelines.measure_config import MeasureConfig
 from pipelines.telemetry import progress
@@ -32,9 +32,9 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
 
     import torch
 
-    from dflash_core.drafter import load_drafter
-    from dflash_core.evaluation import DecodeSettings, evaluate_prompt
-    from dflash_core.target import load_target
+    from dflash_core.decoding.evaluation import DecodeSettings, evaluate_prompt
+    from dflash_core.models.drafter import load_drafter
+    from dflash_core.models.target import load_target
     from pipelines.placement import torch_dtype
 
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))

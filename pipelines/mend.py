@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from dflash_core.artifacts import DamagedArtifactError, Store
-from dflash_core.attempt import Attempt
-from dflash_core.workspace import row_name
+from dflash_core.store.artifacts import DamagedArtifactError, Store
+from dflash_core.store.attempt import Attempt
+from dflash_core.store.workspace import row_name
 from pipelines.telemetry import say
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_core.artifacts import Workspace
+from dflash_core.store.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.stage import StageResult, run_stage, stage_identity
 

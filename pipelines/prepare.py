@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_core.artifacts import Store
-from dflash_core.checkpoint import open_checkpoint, resolve_target
-from dflash_core.drafter_config import DrafterConfig
-from dflash_core.folder import open_folder
-from dflash_core.mask_token import MaskToken, choose_mask_token
-from dflash_core.prompt_choice import PromptRequest
-from dflash_core.target_guard import TargetGuard
-from dflash_core.thinking import check_thinking
+from dflash_core.checkpoints.checkpoint import open_checkpoint, resolve_target
+from dflash_core.checkpoints.mask_token import MaskToken, choose_mask_token
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.models.drafter_config import DrafterConfig
+from dflash_core.prompts.prompt_choice import PromptRequest
+from dflash_core.prompts.thinking import check_thinking
+from dflash_core.store.artifacts import Store
+from dflash_core.store.folder import open_folder
 from dflash_core.tracking import DEFAULT_TRACKING_URI, resolve_tracking_uri
 from pipelines import kept_budget, prompts, settled
 from pipelines.budget import resolve_budget

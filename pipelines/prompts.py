@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import Workspace
-from dflash_core.prompt_choice import PromptRequest, check_gate_size, choose
-from dflash_core.prompts import shipped_path
-from dflash_core.sources import open_sources
+from dflash_core.prompts.prompt_choice import PromptRequest, check_gate_size, choose
+from dflash_core.prompts.prompt_files import shipped_path
+from dflash_core.prompts.sources import open_sources
+from dflash_core.store.artifacts import Workspace
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.plan import Plan

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import Store
 from dflash_core.errors import LeaseHeldError, UserError
 from dflash_core.fingerprint import SHORT
-from dflash_core.lease import live_keys
-from dflash_core.retention import NOTES, Decision, Entry, Kind, Policy, decide
-from dflash_core.storage_errors import explained
-from dflash_core.store_contents import clock, contents, remove
+from dflash_core.store.artifacts import Store
+from dflash_core.store.lease import live_keys
+from dflash_core.store.retention import NOTES, Decision, Entry, Kind, Policy, decide
+from dflash_core.store.storage_errors import explained
+from dflash_core.store.store_contents import clock, contents, remove
 from dflash_core.tracking import DEFAULT_TRACKING_URI, display_uri, resolve_tracking_uri
 from pipelines.prune_config import PruneConfig
 from pipelines.ray_job import stable_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from dflash_core.training import Reducer
+from dflash_core.training.trainer import Reducer
 
 
 class RayReducer(Reducer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash_core.gate import decide, one_sentence, still_fits
+from dflash_core.decision.gate import decide, one_sentence, still_fits
 from dflash_core.types import Outcome, Verdict
 from pipelines import (
     evaluate,

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_core.artifacts import Workspace
+from dflash_core.store.artifacts import Workspace
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.plan import Plan
@@ -20,7 +20,7 @@ from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
 if TYPE_CHECKING:
-    from dflash_core.selection import Rank
+    from dflash_core.corpus.selection import Rank
     from pipelines.champion import Champion
     from pipelines.registry import RegisteredDrafter
 
@@ -114,7 +114,7 @@ def _body(
 
 
 def _lowest(workspace: Workspace, files: list[str], fraction: float) -> Rank:
-    from dflash_core.selection import Rank, lowest_kept
+    from dflash_core.corpus.selection import Rank, lowest_kept
 
     def ranks() -> Iterator[tuple[Rank, int]]:
         for file in files:

@@ -7,16 +7,16 @@ from collections import Counter
 
 import torch
 
-from dflash_core import corpus
-from dflash_core.artifacts import Artifact, Workspace
-from dflash_core.documents import Documents
-from dflash_core.drafter import Drafter, load_drafter
-from dflash_core.drafter_config import check_fits
-from dflash_core.extraction import extract
-from dflash_core.feature_schema import FeatureMeta
-from dflash_core.selection import Rank, draft_score, random_score, spread_anchors
-from dflash_core.target_guard import TargetGuard
-from dflash_core.token_batches import loss_mask
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import read_samples, write_samples
+from dflash_core.corpus.selection import Rank, draft_score, random_score, spread_anchors
+from dflash_core.features.extraction import extract
+from dflash_core.features.feature_schema import FeatureMeta
+from dflash_core.features.token_batches import loss_mask
+from dflash_core.models.drafter import Drafter, load_drafter
+from dflash_core.models.drafter_config import check_fits
+from dflash_core.store.artifacts import Artifact, Workspace
+from dflash_core.training.documents import Documents
 from dflash_core.types import Checkpoint, Sample
 from pipelines.placement import Placement, torch_dtype
 from pipelines.sharded import Row, ShardWorker
@@ -55,7 +55,7 @@ class ScoreWorker(ShardWorker):
     def work(self, task: Row) -> Row:
         """Task: {"name", "samples": file}. Leaves [[id, tokens, score], ...] in the samples' order."""
         began = time.perf_counter()
-        samples = list(corpus.read_samples(self.generated.local(task["samples"])))
+        samples = list(read_samples(self.generated.local(task["samples"])))
         scores = self._scores(samples)
         listed = [[s.id, len(s.input_ids), scores[s.id]] for s in samples]
         self.workspace.put_json(task["name"], listed)
@@ -107,7 +107,7 @@ class PickWorker(ShardWorker):
     def work(self, task: Row) -> Row:
         """Task: {"name": a samples file, "scores": what ScoreWorker left for it}."""
         scores = {name: score for name, _, score in self.workspace.get_json(task["scores"]) or ()}
-        samples = list(corpus.read_samples(self.generated.local(task["name"])))
+        samples = list(read_samples(self.generated.local(task["name"])))
         kept = [s for s in samples if Rank.of(s.id, scores[s.id]) >= self.lowest]
         ids = {s.id for s in kept}
         told = [
@@ -121,7 +121,7 @@ class PickWorker(ShardWorker):
             for s in samples
         ]
         with self.workspace.scratch() as scratch:
-            corpus.write_samples(scratch / "samples", kept)
+            write_samples(scratch / "samples", kept)
             self.workspace.put(task["name"], scratch / "samples")
         self.workspace.put_json(task["scores"].replace("scores-", "selection-"), told)
         return {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dflash_core import tags as t
 from dflash_core.errors import UserError
-from dflash_core.retention import Served
+from dflash_core.store.retention import Served
 from dflash_core.tracking import display_uri, sqlite_path
 from pipelines.mlflow_client import plain_errors
 from pipelines.registry import RegisteredDrafter, Registry

@@ -11,8 +11,8 @@ import dataclasses
 import json
 from typing import Any
 
-from dflash_core.artifacts import Workspace
 from dflash_core.fingerprint import fingerprint
+from dflash_core.store.artifacts import Workspace
 from dflash_core.types import Outcome
 from pipelines.context import Context
 from pipelines.plan import Plan

@@ -14,9 +14,9 @@ from importlib import import_module
 from itertools import chain
 from typing import Any
 
-from dflash_core.artifacts import Workspace
-from dflash_core.target_guard import TargetGuard
-from dflash_core.workspace import ROWS, row_name
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.store.artifacts import Workspace
+from dflash_core.store.workspace import ROWS, row_name
 from pipelines.placement import Placement
 from pipelines.telemetry import peak_rss_mb
 

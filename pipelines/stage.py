@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dflash_core.artifacts import Artifact, DamagedArtifactError, Lease, Store, Workspace
-from dflash_core.attempt import Attempt
 from dflash_core.fingerprint import SHORT, fingerprint
-from dflash_core.storage_errors import explained
-from dflash_core.store_contents import mark_used
+from dflash_core.store.artifacts import Artifact, DamagedArtifactError, Lease, Store, Workspace
+from dflash_core.store.attempt import Attempt
+from dflash_core.store.storage_errors import explained
+from dflash_core.store.store_contents import mark_used
 
 Body = Callable[[Workspace], dict[str, Any]]
 

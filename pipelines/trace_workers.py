@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from dflash_core import corpus
-from dflash_core.artifacts import Artifact, Workspace
-from dflash_core.checkpoint import load_tokenizer
-from dflash_core.target_guard import TargetGuard
-from dflash_core.trace_rows import read_trace_row
-from dflash_core.trace_samples import TraceRenderer
+from dflash_core.checkpoints.checkpoint import load_tokenizer
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import write_samples
+from dflash_core.corpus.trace_rows import read_trace_row
+from dflash_core.corpus.trace_samples import TraceRenderer
+from dflash_core.store.artifacts import Artifact, Workspace
 from dflash_core.types import Checkpoint
 from pipelines.sharded import Row, ShardWorker
 
@@ -32,7 +32,7 @@ class TraceWorker(ShardWorker):
             traces = [read_trace_row(line) for line in stream]
         samples = list(renderer.samples(traces))
         with self.workspace.scratch() as scratch:
-            corpus.write_samples(scratch / "samples", samples)
+            write_samples(scratch / "samples", samples)
             self.workspace.put(task["name"], scratch / "samples")
         return {
             "traces": len(traces),

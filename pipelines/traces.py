@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_core.artifacts import Workspace
 from dflash_core.errors import UserError
+from dflash_core.store.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.prompts import Chosen
@@ -61,7 +61,7 @@ def run(context: Context, drawn: StageResult) -> StageResult:
 
 def _meta(context: Context, totals: Totals) -> dict[str, Any]:
     """What is recorded with the samples. Raises UserError if they are of another template, or none."""
-    from dflash_core.trace_samples import check_mismatches, template_sha256
+    from dflash_core.corpus.trace_samples import check_mismatches, template_sha256
 
     check_mismatches(totals["mismatched"], totals["compared"])
     left_out = totals["left_out"] or {}

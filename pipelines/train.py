@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dflash_core.artifacts import Artifact, Workspace
+from dflash_core.store.artifacts import Artifact, Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.pool import release_actors
@@ -19,9 +19,9 @@ from pipelines.stage import StageResult
 from pipelines.telemetry import peak_rss_mb, progress, say
 
 if TYPE_CHECKING:
-    from dflash_core.drafter import Drafter
-    from dflash_core.drafter_config import DrafterConfig
-    from dflash_core.training import StepReport, Trainer
+    from dflash_core.models.drafter import Drafter
+    from dflash_core.models.drafter_config import DrafterConfig
+    from dflash_core.training.trainer import StepReport, Trainer
 
 CODE_VERSION = 2
 _REPORT_EVERY = 10
@@ -106,7 +106,7 @@ def run(
 
 
 def _options(context: Context, extracted: StageResult, parent: Parent | None) -> dict[str, Any]:
-    """`training.TrainOptions` as plain data, epochs turned into steps."""
+    """`trainer.TrainOptions` as plain data, epochs turned into steps."""
     train, tokens = context.config.train, extracted.artifact.meta["tokens"]
     batch_tokens = train.batch_tokens or 4096
     steps = train.steps
@@ -158,11 +158,11 @@ def train_worker(job: dict[str, Any]) -> None:
     """What one Ray Train worker does, from loading to the last checkpoint."""
     import torch
 
-    from dflash_core.features import FeatureSet
-    from dflash_core.objective import Objective
-    from dflash_core.schedules import Schedule
-    from dflash_core.target_weights import frozen_pair
-    from dflash_core.training import TrainOptions
+    from dflash_core.features.feature_shards import FeatureSet
+    from dflash_core.models.target_weights import frozen_pair
+    from dflash_core.training.objective import Objective
+    from dflash_core.training.schedules import Schedule
+    from dflash_core.training.trainer import TrainOptions
     from pipelines.placement import torch_dtype
     from pipelines.ray_reducer import RayReducer
 
@@ -179,7 +179,7 @@ def train_worker(job: dict[str, Any]) -> None:
     )
     job["guard"].check()
     drafter = _starting_drafter(job, seed=options["seed"]).to(placement.device)
-    from dflash_core.training import Trainer
+    from dflash_core.training.trainer import Trainer
 
     trainer = Trainer(drafter, embedding, head, rows, TrainOptions(**options), RayReducer())
     curve = _resume(trainer)
@@ -187,8 +187,8 @@ def train_worker(job: dict[str, Any]) -> None:
 
 
 def _starting_drafter(job: dict[str, Any], seed: int) -> Drafter:
-    from dflash_core.drafter import load_drafter, new_drafter
-    from dflash_core.target_weights import TargetWeights
+    from dflash_core.models.drafter import load_drafter, new_drafter
+    from dflash_core.models.target_weights import TargetWeights
 
     if job["parent"] is not None:
         return load_drafter(job["parent"].local_dir() / "drafter")
@@ -263,7 +263,7 @@ def _report(point: dict[str, Any], state: dict[str, Any] | None) -> None:
 
 
 def _leave(trainer: Trainer, curve: list[dict[str, Any]], workspace: Workspace) -> None:
-    from dflash_core.drafter import save_drafter
+    from dflash_core.models.drafter import save_drafter
 
     with workspace.scratch() as scratch:
         save_drafter(trainer.finish().float(), scratch)

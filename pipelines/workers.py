@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from dflash_core import corpus
-from dflash_core.artifacts import Artifact, Workspace
-from dflash_core.checkpoint import load_tokenizer
-from dflash_core.drafter import load_drafter
-from dflash_core.drafter_config import check_fits
-from dflash_core.evaluation import DecodeSettings, evaluate_prompt
-from dflash_core.extraction import extract
-from dflash_core.feature_check import check_shard
-from dflash_core.feature_schema import FeatureMeta
-from dflash_core.feature_writer import write_shard
-from dflash_core.prompts import load_prompts
-from dflash_core.target import Target, load_target
-from dflash_core.target_guard import TargetGuard
+from dflash_core.checkpoints.checkpoint import load_tokenizer
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import read_samples
+from dflash_core.decoding.evaluation import DecodeSettings, evaluate_prompt
+from dflash_core.features.extraction import extract
+from dflash_core.features.feature_check import check_shard
+from dflash_core.features.feature_schema import FeatureMeta
+from dflash_core.features.feature_writer import write_shard
+from dflash_core.models.drafter import load_drafter
+from dflash_core.models.drafter_config import check_fits
+from dflash_core.models.target import Target, load_target
+from dflash_core.prompts.prompt_files import load_prompts
+from dflash_core.store.artifacts import Artifact, Workspace
 from dflash_core.types import Checkpoint
 from pipelines.placement import Placement, torch_dtype
 from pipelines.sharded import Row, ShardWorker
@@ -72,9 +72,7 @@ class ExtractWorker(ShardWorker):
     def work(self, task: Row) -> Row:
         """Task: {"name", "samples": [file, ...]}."""
         began = time.perf_counter()
-        unsorted = (
-            sample for name in task["samples"] for sample in corpus.read_samples(self.generated.local(name))
-        )
+        unsorted = (sample for name in task["samples"] for sample in read_samples(self.generated.local(name)))
         samples = sorted(unsorted, key=lambda s: (len(s.input_ids), s.id))
         with self.workspace.scratch() as scratch:
             batches = extract(self.target, samples, self.meta, **self.batching)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_core.errors import UserError
+from dflash_core.models.transformers_bars import without_bars
 from dflash_core.toy.batches import IGNORED, batches
 from dflash_core.toy.question import Style
 from dflash_core.toy.shape import TINY, ToyShape, new_model
 from dflash_core.toy.tokenizer import train_tokenizer
-from dflash_core.transformers_bars import without_bars
 
 if TYPE_CHECKING:
     from torch import Tensor

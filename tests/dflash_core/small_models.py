@@ -14,18 +14,18 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from dflash_core.batched_decoding import BatchedEngine
-from dflash_core.drafter import Drafter, new_drafter
-from dflash_core.drafter_config import DrafterConfig
-from dflash_core.extraction import extract
-from dflash_core.feature_schema import FeatureMeta
-from dflash_core.feature_writer import write_shard
-from dflash_core.features import FeatureSet
-from dflash_core.generation import GenerationSettings, Request
-from dflash_core.objective import Objective
-from dflash_core.schedules import Schedule
-from dflash_core.target import Target
-from dflash_core.training import Trainer, TrainOptions
+from dflash_core.features.extraction import extract
+from dflash_core.features.feature_schema import FeatureMeta
+from dflash_core.features.feature_shards import FeatureSet
+from dflash_core.features.feature_writer import write_shard
+from dflash_core.generation.batched_decoding import BatchedEngine
+from dflash_core.generation.engine import GenerationSettings, Request
+from dflash_core.models.drafter import Drafter, new_drafter
+from dflash_core.models.drafter_config import DrafterConfig
+from dflash_core.models.target import Target
+from dflash_core.training.objective import Objective
+from dflash_core.training.schedules import Schedule
+from dflash_core.training.trainer import Trainer, TrainOptions
 from dflash_core.types import Sample
 
 VOCAB = 97

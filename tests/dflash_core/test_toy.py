@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dflash_core.checkpoint import open_checkpoint
+from dflash_core.checkpoints.checkpoint import open_checkpoint
+from dflash_core.checkpoints.mask_token import choose_mask_token
 from dflash_core.errors import UserError
-from dflash_core.mask_token import choose_mask_token
 from dflash_core.toy.build import build_tiny_target, build_toy_target
 from dflash_core.toy.shape import TINY
 from dflash_core.toy.texts import DOMAINS, conversations, split_of, toy_prompts

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dflash_core.checkpoint import open_checkpoint
+from dflash_core.checkpoints.checkpoint import open_checkpoint
 from dflash_core.errors import ExitCode, UserError
 
 VOCAB = 120

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dflash_core.prompts import write_prompts
+from dflash_core.prompts.prompt_files import write_prompts
 from dflash_core.toy.build import build_tiny_target
 from dflash_core.toy.texts import toy_prompts
 

@@ -18,7 +18,7 @@ import torch
 from mlflow import MlflowClient
 from safetensors.torch import load_file, save_file
 
-from dflash_core.drafter import load_drafter
+from dflash_core.models.drafter import load_drafter
 from dflash_core.toy.build import build_toy_target
 from tests.jobs.conftest import ROOT, Home, last_json
 

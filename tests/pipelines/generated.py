@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import Store, Workspace
-from dflash_core.checkpoint import open_checkpoint
-from dflash_core.prompts import write_prompts
-from dflash_core.target_guard import TargetGuard
+from dflash_core.checkpoints.checkpoint import open_checkpoint
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.prompts.prompt_files import write_prompts
+from dflash_core.store.artifacts import Store, Workspace
 from dflash_core.types import Prompt, Sample
 from pipelines import generate
 from pipelines.budget import resolve_budget

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import Workspace
+from dflash_core.checkpoints.target_guard import TargetGuard
 from dflash_core.errors import UserError
-from dflash_core.target_guard import TargetGuard
+from dflash_core.store.artifacts import Workspace
 from pipelines.sharded import ShardWorker
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import Store, Workspace
 from dflash_core.errors import DFlashError
+from dflash_core.store.artifacts import Store, Workspace
 from pipelines.stage import StageEvent, StageResult, run_stage
 
 FILE_EVENTS = {

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dflash_core.artifacts import Store
-from dflash_core.checkpoint import load_tokenizer, open_checkpoint
-from dflash_core.corpus import read_samples
+from dflash_core.checkpoints.checkpoint import load_tokenizer, open_checkpoint
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import read_samples
 from dflash_core.errors import UserError
-from dflash_core.prompts import load_prompts, write_prompts
-from dflash_core.target_guard import TargetGuard
+from dflash_core.prompts.prompt_files import load_prompts, write_prompts
+from dflash_core.store.artifacts import Store
 from dflash_core.toy.build import build_tiny_target
 from dflash_core.toy.texts import toy_prompts
 from dflash_core.types import Prompt

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_core.artifacts import Store, Workspace
-from dflash_core.checkpoint import open_checkpoint
-from dflash_core.corpus import write_samples
-from dflash_core.features import FeatureSet
-from dflash_core.target import load_target
-from dflash_core.target_guard import TargetGuard
+from dflash_core.checkpoints.checkpoint import open_checkpoint
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import write_samples
+from dflash_core.features.feature_shards import FeatureSet
+from dflash_core.models.target import load_target
+from dflash_core.store.artifacts import Store, Workspace
 from dflash_core.toy.build import build_tiny_target
 from dflash_core.types import Sample
 from pipelines import extract

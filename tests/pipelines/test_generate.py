@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dflash_core.checkpoint import load_tokenizer
-from dflash_core.corpus import answer_text, render
+from dflash_core.checkpoints.checkpoint import load_tokenizer
+from dflash_core.corpus.repetition import repeats_endlessly
+from dflash_core.corpus.samples import answer_text, render
+from dflash_core.corpus.turns import merge_turns
+from dflash_core.decoding.speculate import speculate
 from dflash_core.errors import UserError
-from dflash_core.repetition import repeats_endlessly
-from dflash_core.speculate import speculate
-from dflash_core.target import load_target
+from dflash_core.models.target import load_target
 from dflash_core.toy.build import build_tiny_target
 from dflash_core.toy.texts import toy_prompts
-from dflash_core.turns import merge_turns
 from dflash_core.types import Message, Prompt, Sample, opening
 from pipelines import engines
 from pipelines.cluster import ClusterInfo

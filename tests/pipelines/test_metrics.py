@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_core.artifacts import Store, Workspace
+from dflash_core.store.artifacts import Store, Workspace
 from pipelines.cluster import ClusterInfo
 from pipelines.pool import release_actors
 from pipelines.telemetry import progress

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dflash_core import tags as t
-from dflash_core.artifacts import Store, Workspace
-from dflash_core.drafter_identity import drafter_fingerprint
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256
-from dflash_core.store_contents import USED
+from dflash_core.models.drafter_identity import drafter_fingerprint
+from dflash_core.store.artifacts import Store, Workspace
+from dflash_core.store.store_contents import USED
 from pipelines.prune import Pruning, prune
 from pipelines.prune_config import PruneConfig
 from pipelines.registry import Registry

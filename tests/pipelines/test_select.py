@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dflash_core.artifacts import Store, Workspace
-from dflash_core.checkpoint import open_checkpoint
-from dflash_core.corpus import read_samples, write_samples
-from dflash_core.target_guard import TargetGuard
+from dflash_core.checkpoints.checkpoint import open_checkpoint
+from dflash_core.checkpoints.target_guard import TargetGuard
+from dflash_core.corpus.samples import read_samples, write_samples
+from dflash_core.store.artifacts import Store, Workspace
 from dflash_core.toy.build import build_tiny_target
 from dflash_core.types import Sample
 from pipelines import select

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflash_core.artifacts import DamagedArtifactError, Store, Workspace
+from dflash_core.store.artifacts import DamagedArtifactError, Store, Workspace
 from pipelines.cluster import ClusterInfo
 from pipelines.mend import mending
 from pipelines.placement import Placement

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from dflash_core.artifacts import DamagedArtifactError, FileRecord, Store, Workspace
 from dflash_core.errors import ExitCode, LeaseHeldError, UserError
+from dflash_core.store.artifacts import DamagedArtifactError, FileRecord, Store, Workspace
 from pipelines.stage import EventKind, StageEvent, run_stage, stage_identity
 
 CHILD = Path(__file__).with_name("stage_child.py")

@@ -1,0 +1,1 @@
+"""A target checkpoint, opened: validated and identified before anything is loaded."""

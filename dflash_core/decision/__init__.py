@@ -1,0 +1,1 @@
+"""The gate's decision, and the report that explains it."""

@@ -1,0 +1,1 @@
+"""Draft-verify decoding, what it accepts, and how sure one can be of that."""

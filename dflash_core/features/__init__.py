@@ -1,0 +1,1 @@
+"""The target's hidden states: extracted, written, checked and read."""

@@ -1,0 +1,1 @@
+"""Prompts answered by the target, many at a time."""

@@ -1,0 +1,1 @@
+"""Prompts: where they come from, how they are read, drawn and split."""

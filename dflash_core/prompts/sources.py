@@ -1,0 +1,151 @@
+"""Sources of prompts, opened: each known by its content, its prompts streamed one at a time.
+
+A file or folder is identified by its bytes, a hub dataset by its commit; where it lies does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dflash_core.checkpoints.digest_cache import cache_file, load_digests, signature, store_digests
+from dflash_core.corpus.trace_rows import to_traces
+from dflash_core.errors import UserError
+from dflash_core.fingerprint import file_sha256, fingerprint
+from dflash_core.prompts.hub_rows import HUB_ID, dataset_rows, resolved_revision
+from dflash_core.prompts.json_lines import Rows, shown
+from dflash_core.prompts.prompt_rows import FORMAT, to_prompt
+from dflash_core.prompts.row_files import file_rows, known_files
+from dflash_core.prompts.source_spec import SourceSpec, parse_source
+from dflash_core.types import Prompt
+
+_SMALL_BYTES = 1 << 20
+"""Reading so little takes no longer than looking its digest up."""
+_UNHELD = ("location", "revision", "weight")
+
+OnBad = Callable[[UserError], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source whose content is known."""
+
+    spec: SourceSpec
+    files: tuple[Path, ...] | None
+    """Read by ourselves; None: read through `datasets`."""
+    content: str
+    """What its bytes are: sha256 of a file or of a folder's, or a commit."""
+    prefix: str = ""
+    """Before every id, where several sources might use the same ones."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that its prompts depend on."""
+        kept = {key: value for key, value in asdict(self.spec).items() if key not in _UNHELD}
+        return {**kept, "name": self.spec.name, "content": self.content, "prefix": self.prefix}
+
+    def rows(self) -> Rows:
+        """Its rows, in their order. Raises UserError for one that cannot be read."""
+        if self.files is None:
+            return dataset_rows(self.spec, None if self.spec.path.exists() else self.content)
+        return (row for file in self.files for row in file_rows(file))
+
+    def prompts(self, on_bad: OnBad = lambda _error: None) -> Iterator[Prompt]:
+        """Its prompts, in their order.
+
+        Raises UserError for a row that is no prompt, unless the spec says skip_bad: it goes to `on_bad`
+        then. A row that cannot be read at all is an error in any case.
+        """
+        number = 0
+        for number, (where, row) in enumerate(self.rows(), start=1):
+            default_id = f"{self.spec.name}/{number}"
+            try:
+                if self.spec.traces:
+                    found: Sequence[Prompt] = to_traces(row, where, default_id, self.spec)
+                else:
+                    found = (to_prompt(row, where, default_id, self.spec),)
+            except UserError as error:
+                if not self.spec.skip_bad:
+                    raise
+                on_bad(error)
+                continue
+            for prompt in found:
+                yield prompt if not self.prefix else _prefixed(prompt, self.prefix)
+        if not number:
+            raise UserError(
+                f"{self.spec.location} holds no prompts; give it one JSON object a line with {FORMAT}"
+            )
+
+
+def open_sources(
+    texts: Sequence[str], cache_dir: Path | None = None, *, traces: bool = False
+) -> tuple[Source, ...]:
+    """The sources that `texts` name. Raises UserError for one that is not there.
+
+    cache_dir: where digests of large files are kept, so that an unchanged one is not read for its identity.
+    """
+    specs = [replace(parse_source(text), traces=traces) for text in texts]
+    for spec in specs:
+        if specs.count(spec) > 1:
+            raise UserError(f"{spec.location} is named twice; give it a weight instead")
+    names = [spec.name for spec in specs]
+    prefixes = [
+        "" if len(specs) == 1 else name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}"
+        for i, name in enumerate(names)
+    ]
+    return tuple(_open(spec, prefix, cache_dir) for spec, prefix in zip(specs, prefixes, strict=True))
+
+
+def _prefixed(prompt: Prompt, prefix: str) -> Prompt:
+    if prompt.id.startswith(f"{prefix}/"):
+        return prompt
+    return replace(prompt, id=f"{prefix}/{prompt.id}")
+
+
+def _open(spec: SourceSpec, prefix: str, cache_dir: Path | None) -> Source:
+    path = spec.path
+    if not path.exists():
+        if spec.location.startswith((".", "/", "~")) or not HUB_ID.fullmatch(spec.location):
+            raise UserError(f"there is no prompt file {spec.location}; check the path")
+        return Source(spec, None, resolved_revision(spec), prefix)
+    if path.is_file() or not path.is_dir():
+        if spec.config or spec.split:
+            raise UserError(f"{spec.location} is a file and has neither config nor split; leave them out")
+        return Source(spec, (path,), _digest(path, cache_dir), prefix)
+    files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+    through_datasets = bool(spec.config or spec.split)
+    if not through_datasets:
+        files = known_files(path)
+    listing = [[str(file.relative_to(path)), _digest(file, cache_dir)] for file in files]
+    return Source(spec, None if through_datasets else tuple(files), _of_listing(listing), prefix)
+
+
+def _of_listing(listing: list[list[str]]) -> str:
+    return fingerprint(listing)
+
+
+def _digest(path: Path, cache_dir: Path | None) -> str:
+    """sha256 of a file, looked up while the file has not changed."""
+    try:
+        if not path.is_file():
+            raise UserError(f"{shown(str(path))} is no regular file; write the prompts to one")
+        if cache_dir is None or path.stat().st_size < _SMALL_BYTES:
+            return file_sha256(path)
+        before = signature([path])
+        cached = cache_file(cache_dir, path)
+        known = load_digests(cached, before)
+        if known is None:
+            known = {path.name: file_sha256(path)}
+            _keep(cached, before, known)
+        return known[path.name]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its rights") from None
+
+
+def _keep(cached: Path, files: dict[str, list[int]], digests: dict[str, str]) -> None:
+    try:
+        store_digests(cached, files, digests)
+    except OSError:
+        return  # costs the reading next time, and no more

@@ -1,0 +1,1 @@
+"""What stages leave behind, and who may work on what."""

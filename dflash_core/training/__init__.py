@@ -1,0 +1,1 @@
+"""Training a drafter on the target's hidden states and answers."""
