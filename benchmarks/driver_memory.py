@@ -1,4 +1,4 @@
-"""Resident memory of a driver while a pool works off a thousand tasks, and two hundred thousand.
+"""Resident memory of a driver while a pool works off two hundred thousand tasks: after few, and after all.
 
     python benchmarks/driver_memory.py [--out benchmarks/results/driver_memory.json]
 
@@ -23,7 +23,7 @@ from pipelines.pool import ActorSize, Pool
 from pipelines.sharded import Totals
 from pipelines.telemetry import progress
 
-COUNTS = (1_000, 50_000, 200_000)
+MOMENTS = (1_000, 10_000, 50_000, 100_000, 150_000, 200_000)
 
 
 class Nothing:
@@ -57,30 +57,32 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     connect("local", num_cpus=2)
-    pool, rows = Pool(ActorSize(0.5)), []
-    for count in COUNTS:
-        totals, began, most = Totals(), time.perf_counter(), 0.0
-        with progress("extract", count, "samples", "0123456789ab") as bar:
-            for done, row in enumerate(pool.run(Nothing, {}, tasks(count), num_actors=2)):
-                totals.add(row)
-                bar.advance(1, tokens=row["tokens"], bytes=row["bytes"])
-                if done % 1_000 == 0:
-                    most = max(most, resident_mb())
-        assert totals["samples"] == count
-        seconds = round(time.perf_counter() - began, 1)
-        rows.append({"tasks": count, "most_resident_mb": round(most, 1), "seconds": seconds})
+    pool, totals, began = Pool(ActorSize(0.5)), Totals(), time.perf_counter()
+    rows: list[dict[str, float]] = []
+    with progress("extract", MOMENTS[-1], "samples", "0123456789ab") as bar:
+        for done, row in enumerate(pool.run(Nothing, {}, tasks(MOMENTS[-1]), num_actors=2), start=1):
+            totals.add(row)
+            bar.advance(1, tokens=row["tokens"], bytes=row["bytes"])
+            if done in MOMENTS:
+                seconds = round(time.perf_counter() - began, 1)
+                rows.append({"tasks": done, "resident_mb": round(resident_mb(), 1), "seconds": seconds})
+                write(rows, options.out)
+    assert totals["samples"] == MOMENTS[-1]
     pool.close()
     disconnect()
+
+
+def write(rows: list[dict[str, float]], out: Path | None) -> None:
     result = {
         "command": "python benchmarks/driver_memory.py",
         "machine": {"processor": platform.processor() or platform.machine(), "ray": ray.__version__},
         "results": rows,
-        "most_over_least": round(rows[-1]["most_resident_mb"] / rows[0]["most_resident_mb"], 3),
+        "last_over_first": round(rows[-1]["resident_mb"] / rows[0]["resident_mb"], 3),
     }
     text = json.dumps(result, indent=2)
     print(text)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    if out:
+        out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
