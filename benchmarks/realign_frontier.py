@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import describe
 
-from benchmarks.machine import describe
 from dflash_core.checkpoints.checkpoint import load_tokenizer, open_checkpoint
 from dflash_core.checkpoints.mask_token import choose_mask_token
 from dflash_core.features.extraction import extract

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.dflash_core.test_sampling import bound, chi_square
 from transformers import GenerationConfig
 
 from dflash_core.generation.batched_decoding import PREFILL_TOKENS, BatchedEngine
 from dflash_core.generation.engine import Answer, GenerationSettings, Request, request_seed
 from dflash_core.generation.row_cache import STEP, RowCache
 from dflash_core.models.target import Target
+from tests.dflash_core.fit import bound, chi_square
 from tests.dflash_core.small_models import VOCAB, random_prompt, random_target, sliding_target
 
 STOPS = frozenset({5, 9, 33})

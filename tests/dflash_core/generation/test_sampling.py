@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,30 +9,13 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from dflash_core.generation import sampling
 from dflash_core.generation.sampling import choose, nucleus
+from tests.dflash_core.fit import bound, chi_square
 
 
 def _transformers_law(logits: Tensor, temperature: float, top_p: float) -> Tensor:
     ids = torch.zeros(len(logits), 1, dtype=torch.int64)
     warped = TemperatureLogitsWarper(temperature)(ids, logits) if temperature != 1 else logits
     return torch.softmax(TopPLogitsWarper(top_p)(ids, warped), dim=-1)
-
-
-def chi_square(tokens: Tensor, law: Tensor) -> tuple[float, int]:
-    """(statistic, degrees of freedom) of draws against probabilities; rare tokens are one class."""
-    counts = torch.bincount(tokens, minlength=len(law)).double()
-    expected = law.double() * len(tokens)
-    often = expected >= 5
-    counts = torch.cat([counts[often], counts[~often].sum()[None]])
-    expected = torch.cat([expected[often], expected[~often].sum()[None]])
-    used = expected > 0
-    statistic = ((counts[used] - expected[used]) ** 2 / expected[used]).sum()
-    return float(statistic), int(used.sum()) - 1
-
-
-def bound(degrees: int) -> float:
-    """The chi-square quantile that one run in about 30,000 exceeds (Wilson and Hilferty's approximation)."""
-    spread = 2 / (9 * degrees)
-    return degrees * (1 - spread + 4 * math.sqrt(spread)) ** 3
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
