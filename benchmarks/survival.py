@@ -85,18 +85,23 @@ def main() -> None:
             for moment in range(options.first, options.first + options.moments):
                 draw = random.Random(f"{options.seed} {victim} {moment}")
                 results.setdefault(victim, {})[str(moment)] = killed_once(original, whole, victim, draw)
+                write(results, len(whole), options.out)
+
+
+def write(results: dict[str, dict[str, Any]], num_shards: int, out: Path | None) -> None:
+    """After every kill: a run that is cut short has told what it saw."""
     result = {
         "command": "python benchmarks/survival.py",
         "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()},
-        "shards": len(whole),
+        "shards": num_shards,
         "actors": NUM_ACTORS,
         "kills": {victim: summary(list(kills.values())) for victim, kills in results.items()},
         "each": results,
     }
     text = json.dumps(result, indent=2)
     print(text)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    if out:
+        out.write_text(text + "\n", encoding="utf-8")
 
 
 def summary(kills: list[dict[str, Any]]) -> dict[str, Any]:
