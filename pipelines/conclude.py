@@ -6,6 +6,7 @@ this request is settled. Each step finds what an earlier, killed run left and go
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from pipelines.stage import StageResult
 from pipelines.telemetry import say
 
 CODE_VERSION = 3
+_CURVES = {"loss", "proxy_tau", "held_out_tau", "gradient_norm", "learning_rate"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ def conclude(
     with _promoting(prepared):
         run_id = _log_run(prepared, outcome, decision, evidence, reported)
         version = _register(prepared, outcome, decision, evidence, run_id)
+    if (held_out := _held_out_tau(evidence)) is not None:
+        decoded = f"{decision.tau_candidate.estimate:.2f} decoded on the gate's prompts"
+        say(f"acceptance length {held_out:.2f} on the answers held out of the training, {decoded}")
     if version is not None:
         where = display_uri(prepared.registry.tracking_uri)
         say(f"{outcome}: version {version.version} of {version.name} in {where}")
@@ -108,6 +113,11 @@ def conclude(
     )
     settled.keep(prepared.context, prepared.registry, prepared.request, result)
     return result
+
+
+def _held_out_tau(evidence: Evidence) -> float | None:
+    tau: float | None = evidence.trained.artifact.meta["held_out_tau"] if evidence.trained else None
+    return tau
 
 
 def finish_promotion(prepared: Prepared) -> None:
@@ -224,14 +234,16 @@ def _log_run(
     if outcome is Outcome.CERTIFIED and champion is not None:
         tags[t.DRAFTER_VERSION] = str(champion.registered.version)
     metrics = {f"{t.STAGE_SECONDS_PREFIX}{s.name.replace(' ', '_')}": s.seconds for s in evidence.all_stages}
-    curves = {}
+    curves = _training_curves(evidence.trained)
     if evidence.candidate_report is not None:
         metrics |= t.interval_metrics(t.TAU_CANDIDATE, decision.tau_candidate)
-        curves[t.ACCEPTANCE_CANDIDATE] = acceptance_by_position(evidence.candidate_report)
+        if (held_out := _held_out_tau(evidence)) is not None:
+            metrics[t.TAU_HELD_OUT] = held_out
+        curves[t.ACCEPTANCE_CANDIDATE] = _by_position(evidence.candidate_report)
     champion_tau = decision.tau_champion if evidence.candidate_report else decision.tau_candidate
     if evidence.champion_report is not None and champion_tau is not None:
         metrics |= t.interval_metrics(t.TAU_CHAMPION, champion_tau)
-        curves[t.ACCEPTANCE_CHAMPION] = acceptance_by_position(evidence.champion_report)
+        curves[t.ACCEPTANCE_CHAMPION] = _by_position(evidence.champion_report)
     return prepared.registry.log_run(
         tags=tags,
         params=prepared.context.config.flat(),
@@ -239,6 +251,20 @@ def _log_run(
         step_metrics=curves,
         report_dir=reported.artifact.local_dir() / "report",
     )
+
+
+def _by_position(report: AcceptanceReport) -> dict[int, float]:
+    return dict(enumerate(acceptance_by_position(report), start=1))
+
+
+def _training_curves(trained: StageResult | None) -> dict[str, dict[int, float]]:
+    """What training reported, by step."""
+    curves: dict[str, dict[int, float]] = {}
+    if trained is not None:
+        for point in json.loads(trained.artifact.local("curve.json").read_text(encoding="utf-8")):
+            for key in _CURVES & point.keys():
+                curves.setdefault(t.TRAIN_PREFIX + key, {})[point["step"]] = point[key]
+    return curves
 
 
 def _register(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,7 +121,7 @@ class Registry:
         tags: Mapping[str, str],
         params: Mapping[str, object],
         metrics: Mapping[str, float],
-        step_metrics: Mapping[str, Sequence[float]],
+        step_metrics: Mapping[str, Mapping[int, float]],
         report_dir: Path | None = None,
     ) -> str:
         """Records one finished realignment as an MLflow run; its id. A rerun finds its run again.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,8 @@ class RunRecord:
     """`dflash.*`; job identity and outcome must be among them, for a rerun finds its run by these."""
     params: Mapping[str, object]
     metrics: Mapping[str, float]
-    step_metrics: Mapping[str, Sequence[float]]
-    """The k-th value, from 1, is logged with step k: acceptance by position."""
+    step_metrics: Mapping[str, Mapping[int, float]]
+    """Values by step: acceptance by position, the curves of the training."""
     report_dir: Path | None = None
     """Its files become the artifacts `report/…`."""
 
@@ -121,7 +121,7 @@ class RunLog:
         at = run.info.start_time
         metrics = [Metric(name, float(value), at, 0) for name, value in record.metrics.items()]
         for name, values in record.step_metrics.items():
-            metrics += [Metric(name, float(value), at, k) for k, value in enumerate(values, start=1)]
+            metrics += [Metric(name, float(value), at, k) for k, value in values.items()]
         params = [Param(name, str(v)) for name, v in record.params.items() if name not in run.data.params]
         note = {_NOTE: record.tags[t.REASON]} if t.REASON in record.tags else {}
         tags = [RunTag(name, value) for name, value in {**record.tags, **note}.items()]

@@ -71,10 +71,10 @@ class History:
         steps = {}
         if champion:
             metrics |= t.interval_metrics(t.TAU_CHAMPION, around(champion))
-            steps[t.ACCEPTANCE_CHAMPION] = [0.5, 0.2, 0.1]
+            steps[t.ACCEPTANCE_CHAMPION] = {1: 0.5, 2: 0.2, 3: 0.1}
         if candidate:
             metrics |= t.interval_metrics(t.TAU_CANDIDATE, around(candidate))
-            steps[t.ACCEPTANCE_CANDIDATE] = [0.9, 0.7, 0.5]
+            steps[t.ACCEPTANCE_CANDIDATE] = {1: 0.9, 2: 0.7, 3: 0.5}
         tags = {
             t.JOB_IDENTITY: f"job-{target.encode().hex()}",
             t.OUTCOME: outcome,

@@ -61,6 +61,9 @@ def test_the_registry_tells_the_lineage(aligned: tuple[Home, dict[str, Any]]) ->
     assert artifacts == {"report/report.json", "report/report.html"}
     curve = client.get_metric_history(version.run_id, "acceptance.candidate")
     assert [m.step for m in sorted(curve, key=lambda m: m.step)] == list(range(1, 8))
+    losses = sorted(client.get_metric_history(version.run_id, "train.loss"), key=lambda m: m.step)
+    assert [m.step for m in losses] == [10, 20, 30, 40]
+    assert losses[-1].value < losses[0].value
 
 
 def test_what_is_downloaded_loads_here_and_in_the_reference_package(

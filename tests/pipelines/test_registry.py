@@ -144,7 +144,7 @@ def log_run(
         tags={t.JOB_IDENTITY: identity, t.OUTCOME: outcome, t.REASON: "4.0 is at least 2.0."},
         params={f"config.{i}": i for i in range(150)},
         metrics=t.interval_metrics(t.TAU_CANDIDATE, Interval(4.0, 3.75, 4.25)),
-        step_metrics={t.ACCEPTANCE_CANDIDATE: [0.9, 0.7, 0.5]},
+        step_metrics={t.ACCEPTANCE_CANDIDATE: {1: 0.9, 2: 0.7, 3: 0.5}},
         report_dir=report_dir,
     )
 
