@@ -1,6 +1,6 @@
 """What re-aligns best per unit of compute: mode, loss, anchors, learning rate and data, on toys that drifted.
 
-    python benchmarks/realign_frontier.py --work DIR [--seeds 0,1,2] [--drifts style,mild] [--cases NAME,...]
+    python benchmarks/realign_frontier.py --work DIR [--seeds 0,1,2] [--drifts more,style] [--cases NAME,...]
                                           [--out benchmarks/results/realign_frontier.jsonl]
 
 Per seed: a toy target, its drafter, the same target fine-tuned, and then the drafter trained on the new
@@ -53,8 +53,9 @@ BASE = TrainOptions(
     weight_decay=0.0,
     seed=0,
 )
-DRIFTS = {"style": 120, "mild": 12}
-"""Fine-tuning steps to the changed style."""
+DRIFTS = {"more": ("plain", 20), "style": ("changed", 120)}
+"""What happens to the target: some more steps on fresh texts (a moderate loss of τ), or another style of
+answering (a collapse). Style and steps."""
 NUM_TRAIN, NUM_GATE, NEW_TOKENS = 160, 40, 96
 TARGET_STEPS, CHAMPION_STEPS = 600, 400
 
@@ -128,7 +129,8 @@ def main() -> None:
 
 def _run(folder: Path, seed: int, drift: str, name: str) -> dict[str, Any]:
     champion, before = _champion(folder, seed)
-    changed = _target(folder / drift, base=folder / "plain", steps=DRIFTS[drift], seed=seed)
+    style, steps = DRIFTS[drift]
+    changed = _target(folder / drift, style, steps, base=folder / "plain", seed=1000 + seed)
     data = _data(changed)
     case = CASES[name]
     stale = _tau(champion, data)
@@ -158,7 +160,7 @@ def _run(folder: Path, seed: int, drift: str, name: str) -> dict[str, Any]:
 
 def _champion(folder: Path, seed: int) -> tuple[Drafter, float]:
     """The drafter of the target before it changed, and its τ there."""
-    plain = _target(folder / "plain", base=None, steps=TARGET_STEPS, seed=seed)
+    plain = _target(folder / "plain", "plain", TARGET_STEPS, base=None, seed=seed)
     data = _data(plain)
     saved = folder / "champion"
     if not saved.exists():
@@ -170,10 +172,9 @@ def _champion(folder: Path, seed: int) -> tuple[Drafter, float]:
     return champion, _tau(champion, data)
 
 
-def _target(path: Path, *, base: Path | None, steps: int, seed: int) -> Path:
+def _target(path: Path, style: str, steps: int, *, base: Path | None, seed: int) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        style = "plain" if base is None else "changed"
         build_toy_target(path, style=style, base=base, steps=steps, seed=seed, threads=1)  # type: ignore[arg-type]
     return path
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cluster import ClusterInfo, connect, disconnect
+from pipelines.pool import release_actors
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +17,13 @@ def local_ray() -> Iterator[ClusterInfo]:
     """Two CPUs, started by the first test that asks, for all of them."""
     yield connect("local", num_cpus=2)
     disconnect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _actors_let_go() -> Iterator[None]:
+    """No module's kept actors take the room of the next one's."""
+    yield
+    release_actors()
 
 
 @pytest.fixture
