@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -18,28 +19,33 @@ from pipelines.telemetry import progress
 from tests.pipelines.test_sharded import TASKS, run_tasks, stage
 
 NAMES = ("done", "size", "units_per_second", "tokens_per_second", "eta_seconds")
+WRITTEN = "written_bytes_total"
 
 
-def scrape() -> dict[tuple[str, str], float]:
-    """(metric, stage) -> value, of every metric of ours on this node."""
+STAGE = "tiny extract"
+
+
+def scrape() -> dict[str, float]:
+    """Name -> value of each metric of our stage; earlier tests' stages stand at the same port."""
     import ray
 
-    (node,) = (node for node in ray.nodes() if node["Alive"])
-    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    with urllib.request.urlopen(address, timeout=10) as answer:
-        text = answer.read().decode()
+    addresses = [f"{n['NodeManagerAddress']}:{n['MetricsExportPort']}" for n in ray.nodes() if n["Alive"]]
     found = {}
-    for line in text.splitlines():
-        if match := re.fullmatch(r"ray_dflash_stage_(\w+)\{(.*)\} (\S+)", line):
-            labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
-            assert labels["target"] == "0123456789ab" and labels["unit"] == "samples"
-            found[match[1], labels["stage"]] = float(match[3])
+    for address in addresses:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        for line in text.splitlines():
+            if match := re.fullmatch(r"ray_dflash_stage_(\w+)\{(.*)\} (\S+)", line):
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
+                if labels["stage"] == STAGE:
+                    assert (labels["target"], labels["unit"]) == ("0123456789ab", "samples")
+                    found[match[1]] = float(match[3])
     return found
 
 
 def test_a_stages_numbers_stand_at_the_nodes_metrics_port(local_ray: ClusterInfo, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"))
-    with progress("tiny extract", len(TASKS) + 2, "samples", "0123456789ab") as bar:
+    with progress(STAGE, len(TASKS) + 2, "samples", "0123456789ab") as bar:
         bar.advance(2, fresh=False, tokens=1_000, bytes=1_000)
 
         def body(workspace: Workspace) -> None:
@@ -49,16 +55,17 @@ def test_a_stages_numbers_stand_at_the_nodes_metrics_port(local_ray: ClusterInfo
 
         stage(store, body)
         expected = {"units_total": len(TASKS), "tokens_total": 10 * len(TASKS), "done": len(TASKS) + 2}
-        found: dict[tuple[str, str], float] = {}
-        end = time.monotonic() + 60
-        while not all(found.get((name, "tiny extract")) == value for name, value in expected.items()):
+        found: dict[str, float] = {}
+        end = time.monotonic() + 120
+        # All at once: a scrape may fall between two metrics of one report.
+        while not (found.items() >= expected.items() and found.keys() >= {*NAMES, *expected, WRITTEN}):
             assert time.monotonic() < end, found
             time.sleep(0.5)
-            found = scrape()
-    assert {name for name, _ in found} >= {*NAMES, "units_total", "tokens_total", "written_bytes_total"}
-    assert found["written_bytes_total", "tiny extract"] == sum(len(t["name"]) for t in TASKS)
-    assert found["size", "tiny extract"] == len(TASKS) + 2
-    assert found["units_per_second", "tiny extract"] > 0
+            with contextlib.suppress(OSError):  # the node's agent is slow to answer on a busy machine
+                found = scrape()
+    assert found[WRITTEN] == sum(len(t["name"]) for t in TASKS)
+    assert found["size"] == len(TASKS) + 2
+    assert found["units_per_second"] > 0
     release_actors()
 
 
