@@ -234,9 +234,14 @@ class RealignConfig(Section):
     """Held-out prompts for the gate, as --prompts; unset: held out of --prompts, or the shipped set."""
     store: str = Field("dflash-store", min_length=1)
     """Where stage outputs are kept: a directory or an fsspec URI."""
-    tracking_uri: str | None = Field(None, min_length=1)
+    tracking_uri: str | None = Field(None, min_length=1, json_schema_extra={"metavar": "URI"})
     """MLflow tracking URI; unset: dflash-mlflow.db in the working directory."""
-    model_name: str | None = Field(None, min_length=1, pattern=r"^[^/:]+$")
+    model_name: str | None = Field(
+        None,
+        min_length=1,
+        pattern=r"^[^/:]+$",
+        json_schema_extra={"metavar": "NAME", "form": "a name without / and :, such as qwen3-8b"},
+    )
     """Registered model's name; unset: derived from the target's architecture, shape and tokenizer."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of everything that is drawn."""

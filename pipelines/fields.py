@@ -21,7 +21,7 @@ _KINDS = {
 
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
-_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matching"}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 """How a constraint reads, by the attribute that pydantic's metadata keeps it in."""
 
 
@@ -71,12 +71,16 @@ class ConfigField:
         """What stands for the value in `--help`."""
         if self.choices:
             return f"{{{','.join(self.choices)}}}" + (",..." if self.is_list else "")
+        if given := self._said("metavar"):
+            return given
         if self.repeats:
             return "SOURCE"
         return "INT,INT,..." if self.is_list else _METAVARS[self.type]
 
     def allowed(self) -> str:
         """The values allowed, in words: `a whole number >= 1`, `one of auto, cpu, cuda`."""
+        if form := self._said("form"):
+            return form
         if self.repeats:
             return "a path or a hub id, and several by repeating the flag"
         if self.is_list:
@@ -93,9 +97,17 @@ class ConfigField:
             return "required"
         if value is None:
             return "" if "unset:" in text else "default: auto"
+        if value == ():
+            return "" if "unset:" in text else "default: none"
         if isinstance(value, float):
             return f"default: {value:g}"
         return f"default: {str(value).lower() if isinstance(value, bool) else value}"
+
+    def _said(self, key: str) -> str | None:
+        """What the field itself says: its `metavar`, or in words the `form` that its pattern asks for."""
+        extra = self.info.json_schema_extra
+        said = extra.get(key) if isinstance(extra, dict) else None
+        return said if isinstance(said, str) else None
 
 
 def config_fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[ConfigField]:

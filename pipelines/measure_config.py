@@ -30,7 +30,7 @@ class MeasureConfig(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the sampling."""
     chat_template: Path | None = None
-    """Chat template file for a target that has none."""
+    """Chat template file for a target that has none; unset: the target's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the models run."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -15,14 +15,25 @@ class PruneConfig(Section):
 
     store: str = Field("dflash-store", min_length=1)
     """Store to be cleared: a directory or an fsspec URI."""
-    tracking_uri: str | None = Field(None, min_length=1)
+    tracking_uri: str | None = Field(None, min_length=1, json_schema_extra={"metavar": "URI"})
     """MLflow tracking URI whose drafters are kept; unset: those that the store was used with."""
-    ignore_registries: tuple[str, ...] = ()
-    """Tracking URIs that the store was used with and that are gone for good."""
-    older_than: str | None = Field(None, pattern=r"^\d+(\.\d+)?[mhdw]$")
-    """Remove what nobody needs and nobody used for so long: 36h, 14d, 4w."""
-    keep_bytes: str | None = Field(None, pattern=r"^\d+(\.\d+)? ?[kMGT]B$")
-    """Remove what nobody needs, least recently used first, until the store holds no more: 500GB."""
+    ignore_registries: tuple[str, ...] = Field(
+        (),
+        json_schema_extra={"metavar": "URI", "form": "a tracking URI, and several by repeating the flag"},
+    )
+    """Tracking URIs that the store was used with and that are gone for good; unset: none is."""
+    older_than: str | None = Field(
+        None,
+        pattern=r"^\d+(\.\d+)?[mhdw]$",
+        json_schema_extra={"metavar": "AGE", "form": "an age such as 14d, 36h, 90m or 4w"},
+    )
+    """Remove what nobody needs or used for so long, an hour at least: 36h, 14d; unset: no age is too old."""
+    keep_bytes: str | None = Field(
+        None,
+        pattern=r"^\d+(\.\d+)? ?[kMGT]B$",
+        json_schema_extra={"metavar": "SIZE", "form": "a size such as 500GB, 1.5TB or 20MB"},
+    )
+    """Remove what nobody needs or used for an hour, oldest first, down to this: 500GB; unset: no limit."""
 
     @property
     def seconds(self) -> float | None:

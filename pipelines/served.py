@@ -34,7 +34,7 @@ def served_drafters(tracking_uri: str) -> list[Served]:
             registry = Registry(tracking_uri, name)
             aliases = client.get_registered_model(name).aliases
             versions = sorted({int(number) for number in aliases.values()})
-            found += [_served(registry.version(version), tracking_uri) for version in versions]
+            found += [_served(registry.version(version)) for version in versions]
     return found
 
 
@@ -48,9 +48,9 @@ def _our_models(client: MlflowClient) -> Iterator[str]:
             return
 
 
-def _served(drafter: RegisteredDrafter, tracking_uri: str) -> Served:
+def _served(drafter: RegisteredDrafter) -> Served:
     roles = [alias for alias in drafter.aliases if not alias.startswith(t.TARGET_PREFIX)]
     role = f" ({', '.join(roles)})" if roles else ""
-    name = f"version {drafter.version} of {drafter.name}{role} in {display_uri(tracking_uri)}"
+    name = f"version {drafter.version} of {drafter.name}{role}"
     made_of = {drafter.tags.get(tag) for tag in (t.CORPUS_FINGERPRINT, t.FEATURES_FINGERPRINT)}
     return Served(drafter.drafter_fingerprint, name, frozenset(tag for tag in made_of if tag))

@@ -6,7 +6,8 @@ every entry goes out.
 Needed is
 
 - what a drafter that serves was made of: the `train` output that holds it, and from there upwards through
-  features and samples to the prompts. Not its parent's features: the parent itself is in the registry;
+  features and samples to the prompts. Not its parent's features: the parent itself is in the registry. Nor
+  what only shares its gate prompts, or its prompts for another target: every run of a schedule does;
 - what the gate measured of it, which certification compares with, and the store's copy of it;
 - what a live run is at, and what that run reads;
 - `settled`, `budget` and `gate`: a few kilobytes each, and without them a request that was decided long ago
@@ -24,6 +25,7 @@ from typing import Any
 NOTES = frozenset({"settled", "budget", "gate"})
 RECENT_SECONDS = 3600.0
 """What was used so short ago is kept: a run between two stages holds no lease."""
+RECENT = "used within the hour, which is always kept"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -54,7 +56,9 @@ class Entry:
     inputs: Any = field(default=None, repr=False)
     """What it was made of, where that is known."""
     offers: frozenset[str] = frozenset()
-    """What others may name it by: its identity, fingerprints of what it holds."""
+    """What others may name it by: its identity, the fingerprint of the drafter in it."""
+    feeds: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Of prompts: a stage that reads them, and the fingerprints by which its inputs name them, together."""
 
     @property
     def lease_key(self) -> str:
@@ -114,10 +118,12 @@ def _by_age(entry: Entry, need: str | None, policy: Policy, now: float) -> Decis
     if entry.kind is Kind.REMNANT:
         return Decision(entry, True, "half removed already")
     if _recent(entry, now):
-        return Decision(entry, False, "used within the hour")
+        return Decision(entry, False, RECENT)
     if policy.older_than is not None and now - entry.used > policy.older_than:
         return Decision(entry, True, "nobody needs it and it is old")
-    return Decision(entry, False, "nobody needs it, but it is not due yet")
+    if policy.older_than is not None:
+        return Decision(entry, False, "nobody needs it, but it is not old enough")
+    return Decision(entry, False, "nobody needs it, but the store is within its bytes")
 
 
 def _recent(entry: Entry, now: float) -> bool:
@@ -132,13 +138,16 @@ def _needs(entries: Sequence[Entry], served: Sequence[Served], live: frozenset[s
             needs[entry.name] = "a live run is at it"
             _upwards(entries, entry, "a live run needs it", needs)
             # A drafter that it reads is needed, but not what that was made of.
-            for other in _named(entries, entry.inputs):
+            for other in _read_by(entries, entry):
                 needs.setdefault(other.name, "a live run needs it")
     whole = [entry for entry in entries if entry.kind is Kind.ARTIFACT]
     for drafter in served:
         for entry in whole:
-            if drafter.fingerprint in entry.offers or entry.offers & drafter.made_of:
-                needs.setdefault(entry.name, f"{drafter.name} was made of it")
+            holds = drafter.fingerprint in entry.offers
+            if holds or entry.offers & drafter.made_of:
+                needs.setdefault(
+                    entry.name, f"holds {drafter.name}" if holds else f"{drafter.name} was made of it"
+                )
                 _upwards(entries, entry, f"{drafter.name} was made of it", needs)
             elif entry.stage == "evaluate" and drafter.fingerprint in _hashes(entry.inputs):
                 needs.setdefault(entry.name, f"a measurement of {drafter.name}")
@@ -152,15 +161,21 @@ def _upwards(entries: Sequence[Entry], start: Entry, reason: str, needs: dict[st
     """Everything that `start` was made of, but for other drafters' origins."""
     waiting = [start]
     while waiting:
-        for other in _named(entries, waiting.pop().inputs):
+        for other in _read_by(entries, waiting.pop()):
             if other.stage not in ("train", "champion") and other.name not in needs:
                 needs[other.name] = reason
                 waiting.append(other)
 
 
-def _named(entries: Sequence[Entry], inputs: Any) -> list[Entry]:
-    hashes = set(_hashes(inputs))
-    return [entry for entry in entries if entry.kind is Kind.ARTIFACT and entry.offers & hashes]
+def _read_by(entries: Sequence[Entry], reader: Entry) -> list[Entry]:
+    hashes = set(_hashes(reader.inputs))
+    return [
+        e for e in entries if e.kind is Kind.ARTIFACT and (e.offers & hashes or _feeds(e, reader, hashes))
+    ]
+
+
+def _feeds(entry: Entry, reader: Entry, hashes: set[str]) -> bool:
+    return any(stage == reader.stage and names <= hashes for stage, names in entry.feeds)
 
 
 def _hashes(value: Any) -> Iterator[str]:

@@ -16,6 +16,7 @@ from dflash_core.store.workspace import INPUTS, MANIFEST, OWNER, SUCCESS
 
 USED = "used"
 """Folder of empty files whose times say when an artifact was last found and used."""
+Feeds = tuple[tuple[str, frozenset[str]], ...]
 _DIRECTORY = re.compile(r"([0-9a-f]{64})(\.partial|\.damaged-\d+)?")
 
 
@@ -82,9 +83,9 @@ def remove(store: Store, entry: Entry) -> bool:
 def _entry(folder: Folder, stage: str, directory: str, files: dict[str, int]) -> Entry:
     name, kind = f"{stage}/{directory}", _kind(directory, files)
     bare = Entry(name, stage, directory[:64], kind, sum(files.values()), 0.0)
-    inputs, offers = _origin(folder, bare)
+    inputs, offers, feeds = _origin(folder, bare)
     used = last_used(folder, bare)
-    return Entry(name, stage, bare.identity, kind, bare.num_bytes, used, inputs, offers)
+    return Entry(name, stage, bare.identity, kind, bare.num_bytes, used, inputs, offers, feeds)
 
 
 def _kind(directory: str, files: dict[str, int]) -> Kind:
@@ -95,25 +96,40 @@ def _kind(directory: str, files: dict[str, int]) -> Kind:
     return Kind.PARTIAL if OWNER in files else Kind.REMNANT
 
 
-def _origin(folder: Folder, entry: Entry) -> tuple[Any, frozenset[str]]:
-    """Inputs of an entry, and by what others may name it."""
+def _origin(folder: Folder, entry: Entry) -> tuple[Any, frozenset[str], Feeds]:
+    """Inputs of an entry, and by what others may name it: `Entry.offers` and `Entry.feeds`."""
     if entry.kind is Kind.PARTIAL:
         data = folder.read(f"{entry.name}/{INPUTS}")
-        return (None if data is None else json.loads(data)), frozenset()
+        return (None if data is None else json.loads(data)), frozenset(), ()
     if entry.kind is not Kind.ARTIFACT:
-        return None, frozenset()
+        return None, frozenset(), ()
     data = folder.read(f"{entry.name}/{MANIFEST}")
     manifest = {} if data is None else json.loads(data)
     inputs = manifest.get("inputs", {})
     offers = {entry.identity}
-    if entry.stage == "inspect":
-        offers |= {inputs.get("train"), inputs.get("gate")}
-    if entry.stage == "prompts":
-        offers |= {value for value in manifest.get("meta", {}).values() if isinstance(value, str)}
     if entry.stage == "champion":
         offers.add(inputs.get("drafter"))
     if entry.stage == "train":
         hashes = {record["name"]: record["sha256"] for record in manifest.get("files", ())}
         with contextlib.suppress(KeyError):  # another version of this software made it
             offers.add(drafter_fingerprint({name: hashes[f"drafter/{name}"] for name in FILES}))
-    return inputs, frozenset(offer for offer in offers if offer)
+    return (
+        inputs,
+        frozenset(offer for offer in offers if offer),
+        _feeds(entry.stage, inputs, manifest.get("meta", {})),
+    )
+
+
+def _feeds(stage: str, inputs: dict[str, Any], meta: dict[str, Any]) -> Feeds:
+    """Which stages read these prompts, and the fingerprints that their inputs have of them.
+
+    Gate prompts alone say nothing of whose they are: they stay the same from run to run.
+    """
+    named: dict[str, tuple[str | None, ...]] = {}
+    if stage == "inspect":
+        target, train, gate = (inputs.get(name) for name in ("target", "train", "gate"))
+        named = {"generate": (target, train), "traces": (target, train), "evaluate": (target, gate)}
+    elif stage == "prompts":
+        train, gate = meta.get("train_fingerprint"), meta.get("gate_fingerprint")
+        named = {"inspect": (train, gate), "traces": (train,)}
+    return tuple((reader, frozenset(filter(None, names))) for reader, names in named.items() if all(names))

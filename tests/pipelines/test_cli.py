@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from dflash_core.errors import ExitCode, LeaseHeldError, UserError
 from pipelines.cli import INTERRUPTED, parse, run_job
 from pipelines.config import RealignConfig
 from pipelines.fields import ConfigField, config_fields
+from pipelines.measure_config import MeasureConfig
+from pipelines.prune_config import PruneConfig
 
 
 def read(*argv: str) -> RealignConfig:
@@ -101,6 +104,10 @@ def test_a_jobs_own_flags_come_back_beside_the_configuration() -> None:
         (["--target", "t", "--gate.max-loss", "nan"], "--gate.max-loss is 'nan'; pass a number >= 0 and < 1"),
         (["--target", "t", "--device", "gpu"], "--device is 'gpu'; pass one of auto, cpu, cuda"),
         (["--target", "t", "--store", ""], "--store is ''; pass text that is not empty"),
+        (
+            ["--target", "t", "--model-name", "a/b"],
+            "--model-name is 'a/b'; pass a name without / and :, such as qwen3-8b",
+        ),
         (
             ["--target", "t", "--drafter.target-layer-ids", "1,a"],
             "--drafter.target-layer-ids is '1,a'; pass one or more whole numbers, joined by commas",
@@ -193,6 +200,33 @@ def test_help_shows_every_flag_with_its_docstring() -> None:
         assert field.flag in ended.stdout
         assert (field.info.description or "?") in ended.stdout
     assert "Peak learning rate. (> 0 and <= 1; default: 0.0006)" in ended.stdout
+
+
+MODELS = (RealignConfig, MeasureConfig, PruneConfig)
+
+
+@pytest.mark.parametrize(
+    "field", [f for model in MODELS for f in config_fields(model)], ids=lambda field: field.name
+)
+def test_nobody_is_shown_a_pattern_or_an_empty_tuple(field: ConfigField) -> None:
+    patterns = [p for c in field.info.metadata if (p := getattr(c, "pattern", None))]
+    said = [field.allowed(), field.bounds, field.default()]
+    assert not any(pattern in text for pattern in patterns for text in said)
+    assert "()" not in field.default()
+    if patterns:
+        examples = re.findall(r"[\w.-]+", field.allowed().partition("such as")[2].replace(" or ", " "))
+        assert examples
+        assert all(re.fullmatch(pattern, example) for pattern in patterns for example in examples)
+
+
+def test_what_is_unset_is_not_called_auto() -> None:
+    fields = {f.name: f for model in (MeasureConfig, PruneConfig) for f in config_fields(model)}
+    assert [
+        name for name, field in fields.items() if field.default() == "default: auto" and not field.choices
+    ] == []
+    assert fields["ignore_registries"].metavar == "URI"
+    with pytest.raises(UserError, match="--older-than is '10'; pass an age such as 14d"):
+        parse(PruneConfig, ["--older-than", "10"], description="")
 
 
 def test_a_users_mistake_leaves_no_traceback() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dflash_core.fingerprint import file_sha256
 from dflash_core.models.drafter_identity import drafter_fingerprint
 from dflash_core.store.artifacts import Store, Workspace
 from dflash_core.store.store_contents import USED
-from pipelines.prune import Pruning, prune
+from pipelines.prune import Pruning, age_text, prune
 from pipelines.prune_config import PruneConfig
 from pipelines.registry import Registry
 from pipelines.stage import StageResult, run_stage
@@ -226,12 +227,83 @@ def test_a_registry_that_cannot_be_asked_stops_it(tmp_path: Path, registry: Regi
     assert len(gone(prune(ignoring, delete=False))) == 3
 
 
+def test_runs_that_only_share_the_gate_prompts_with_what_serves_go(
+    tmp_path: Path, registry: Registry
+) -> None:
+    store = Store.open(str(tmp_path / "store"))
+
+    def drawn(train: str) -> dict[str, StageResult]:
+        meta = {"train_fingerprint": train, "gate_fingerprint": "9" * 64, "source": "some words"}
+        chosen = run_stage(store, "prompts", {"train": train}, lambda _workspace: meta, code_version=1)
+        inputs = {"target": TARGET, "train": train, "gate": "9" * 64}
+        return {"prompts": chosen, "inspect": make(store, "inspect", inputs, gate_jsonl=b"")}
+
+    mine, failed = drawn("1" * 64), drawn("2" * 64)
+    mine["generate"] = make(store, "generate", {"target": TARGET, "prompts": "1" * 64}, a=b"")
+    mine["train"] = make(
+        store,
+        "train",
+        {"samples": mine["generate"].identity},
+        drafter__config_json=b"{}",
+        drafter__model_safetensors=b"gate",
+    )
+    serve(registry, mine)
+    grow_old(store, 20)
+    shown = clear(store, registry, delete=False)
+    assert gone(shown) == names(failed)
+    assert all(d.removed or "of family" in d.why for d in shown.decisions)
+
+
+def test_bytes_that_cannot_be_reached_are_said(tmp_path: Path, registry: Registry) -> None:
+    store = Store.open(str(tmp_path / "store"))
+    made = lineage(store, 10)
+    serve(registry, made)
+    grow_old(store, 20)
+    make(store, "extract", {"seed": 11}, a=bytes(5_000))
+    shown = clear(store, registry, delete=False, keep_bytes="4kB")
+    assert shown.over_bytes == shown.kept_bytes - 4_000 == shown.to_json()["over_bytes"]
+    over, registries = shown.text().splitlines()[-2:]
+    assert re.fullmatch(
+        r"still \S+ kB over --keep-bytes, since \S+ kB is needed and \S+ kB was used within the hour", over
+    )
+    assert registries == f"registry: {registry.tracking_uri}"
+    assert registry.tracking_uri not in "".join(d.why for d in shown.decisions)
+    assert "over" not in clear(store, registry, delete=False, keep_bytes="1GB").text()
+
+
+def test_two_registries_are_numbered(tmp_path: Path, registry: Registry) -> None:
+    store = Store.open(str(tmp_path / "store"))
+    made = lineage(store, 12)
+    other = Registry(f"sqlite:///{tmp_path}/other.db", "family")
+    serve(other, made)
+    make(store, "settled", {"registry": other.tracking_uri}, result_json=b"{}")
+    shown = clear(store, registry, delete=False)
+    number = shown.registries.index(other.tracking_uri) + 1
+    assert f"holds version 1 of family (champion) [{number}]" in {d.why for d in shown.decisions}
+    assert f"registry [{number}]: {other.tracking_uri}" in shown.text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0s"), (59.9, "59s"), (60, "1m"), (5_400, "1.5h"), (20 * DAY, "20d")],
+)
+def test_ages_for_people(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
 def test_it_wants_to_be_told_what_may_go_and_where(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--older-than 14d"):
         prune(PruneConfig(store=str(tmp_path)), delete=True)
     with pytest.raises(UserError, match="there is no store at"):
         prune(PruneConfig(store=str(tmp_path / "none"), older_than="1d"), delete=True)
     assert not (tmp_path / "none").exists()
+    (tmp_path / "photos" / "2026").mkdir(parents=True)
+    (tmp_path / "photos" / "2026" / "a.jpg").write_bytes(b"a")
+    (tmp_path / "empty").mkdir()
+    for location in (tmp_path / "photos", tmp_path / "empty", f"memory://no/{tmp_path.name}"):
+        with pytest.raises(UserError, match=rf"{location} is no store: .*; pass --store"):
+            prune(PruneConfig(store=str(location), older_than="1d"), delete=True)
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["a.jpg"]
     assert (PruneConfig(keep_bytes="1.5TB").bytes, PruneConfig(older_than="36h").seconds) == (
         15 * 10**11,
         129_600,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_core.store.retention import Entry, Kind, Policy, Served, decide
+from dflash_core.store.retention import RECENT, Entry, Kind, Policy, Served, decide
 
 DAY = 86_400.0
 NOW = 100 * DAY
@@ -19,8 +19,11 @@ def entry(stage: str, letter: str, days: float = 30, **more: Any) -> Entry:
     kind = more.pop("kind", Kind.ARTIFACT)
     identity = sha(letter)
     offers = frozenset({identity, *more.pop("offers", ())}) if kind is Kind.ARTIFACT else frozenset()
+    feeds = more.pop("feeds", ())
     used, name = NOW - days * DAY, f"{stage}/{identity}{'' if kind is Kind.ARTIFACT else '.' + kind}"
-    return Entry(name, stage, identity, kind, more.pop("size", 100), used, more.pop("inputs", {}), offers)
+    return Entry(
+        name, stage, identity, kind, more.pop("size", 100), used, more.pop("inputs", {}), offers, feeds
+    )
 
 
 def removed(entries: list[Entry], policy: Policy = OLD, **more: Any) -> set[str]:
@@ -33,8 +36,8 @@ def removed(entries: list[Entry], policy: Policy = OLD, **more: Any) -> set[str]
 def lineage(letters: str, drafter: str, **train: Any) -> list[Entry]:
     prompts, generate, extract, made = letters
     return [
-        entry("prompts", prompts, offers=[sha("9")] if prompts == "a" else []),
-        entry("generate", generate, inputs={"prompts": sha("9") if prompts == "a" else sha(prompts)}),
+        entry("prompts", prompts),
+        entry("generate", generate, inputs={"prompts": sha(prompts)}),
         entry("extract", extract, inputs={"samples": sha(generate), "target": sha("7")}),
         entry("train", made, inputs={"features": sha(extract), **train}, offers=[sha(drafter)]),
     ]
@@ -90,3 +93,54 @@ def test_left_overs_go_by_age_and_half_removed_ones_at_once() -> None:
     ]
     assert removed(entries) == {"extract1", "extract3", "extract4"}
     assert removed(entries, live={f"extract-{sha('4')}"}) == {"extract1", "extract3"}
+
+
+def prompts_of(run: str, target: str, train: str, gate: str) -> list[Entry]:
+    """Stages `prompts` (identity `run`) and `inspect` (identity `target`) of one run."""
+    named = frozenset({sha(target), sha(train)})
+    return [
+        entry("prompts", run, feeds=(("inspect", frozenset({sha(train), sha(gate)})),)),
+        entry(
+            "inspect",
+            run,
+            inputs={"target": sha(target), "train": sha(train), "gate": sha(gate)},
+            feeds=(("generate", named), ("evaluate", frozenset({sha(target), sha(gate)}))),
+        ),
+    ]
+
+
+def test_who_only_shares_the_gate_prompts_or_the_target_is_not_what_a_drafter_was_made_of() -> None:
+    generate = entry("generate", "b", inputs={"target": sha("7"), "prompts": sha("1")})
+    trained = entry("train", "c", inputs={"features": sha("b")}, offers=[sha("e")])
+    entries = [
+        *(*prompts_of("a", "7", "1", "9"), generate, trained),
+        *prompts_of("2", "7", "f", "9"),  # another run's prompts, gated on the same
+        *prompts_of("3", "8", "1", "9"),  # the same prompts for another target: one choice, another rendering
+    ]
+    champion = Served(sha("e"), "version 2", frozenset())
+    went = removed(entries, served=[champion])
+    assert went == {"prompts2", "inspect2", "inspect3"}
+    why = {d.entry.name: d.why for d in decide(entries, [champion], frozenset(), OLD, NOW)}
+    assert why[trained.name] == "holds version 2"
+    assert why[f"inspect/{sha('a')}"] == "version 2 was made of it"
+
+    measuring = entry(
+        "evaluate",
+        "d",
+        kind=Kind.PARTIAL,
+        inputs={"target": sha("7"), "prompts": sha("9"), "drafter": sha("0")},
+    )
+    live = {measuring.lease_key}
+    went = removed([*entries, measuring], live=live)
+    assert {"inspecta", "inspect2"} & went == set()
+    assert "inspect3" in went
+
+
+def test_what_stays_says_why() -> None:
+    old, young = entry("extract", "1", days=13), entry("extract", "2", days=0.01)
+
+    def why(policy: Policy) -> list[str]:
+        return [d.why for d in decide([old, young], [], frozenset(), policy, NOW)]
+
+    assert why(OLD) == ["nobody needs it, but it is not old enough", RECENT]
+    assert why(Policy(None, 1_000))[0] == "nobody needs it, but the store is within its bytes"
