@@ -15,7 +15,7 @@ from pipelines.sharded import Row, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 
 
 @dataclass(frozen=True)

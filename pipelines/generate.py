@@ -16,7 +16,7 @@ from pipelines.sharded import Row, Totals, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
-CODE_VERSION = 6
+CODE_VERSION = 7
 
 
 def plan(context: Context, train_prompts: str) -> Plan:

@@ -22,7 +22,7 @@ from pipelines.telemetry import progress, say
 if TYPE_CHECKING:
     from dflash_core.prompts.prompt_lengths import FittingPrompts
 
-CODE_VERSION = 3
+CODE_VERSION = 4
 
 
 def plan(context: Context, chosen: Chosen) -> Plan:
@@ -43,12 +43,19 @@ def run(context: Context, chosen: StageResult) -> StageResult:
     artifact, config = chosen.artifact, context.config
 
     def body(workspace: Workspace) -> dict[str, Any]:
+        from dflash_core.prompts.prompt_lengths import NUM_NAMED
+
         check_thinking(context.checkpoint, config.generate.thinking)
         # Traces have been answered: stage `traces` looks at their tokens itself.
         asked = [] if config.traces else artifact.meta["train_shards"]
         own = config.prompts or config.traces
         train = _fitting(context, config.generate.max_new_tokens, own=bool(own))
-        gate = _fitting(context, config.evaluate.max_new_tokens, own=bool(config.eval_prompts or own))
+        gate = _fitting(
+            context,
+            config.evaluate.max_new_tokens,
+            own=bool(config.eval_prompts or own),
+            served=bool(config.traces and not config.eval_prompts),
+        )
         total = artifact.meta["num_gate"] + (artifact.meta["num_train"] if asked else 0)
         with (
             workspace.scratch() as scratch,
@@ -64,7 +71,13 @@ def run(context: Context, chosen: StageResult) -> StageResult:
                 workspace.put(name, scratch / name)
         num_too_long = train.num_too_long + gate.num_too_long
         if num_too_long:
-            say(f"inspect: {num_too_long:,} prompts are too long for this target and left out")
+            named = ", ".join(map(repr, [*gate.too_long, *train.too_long][:NUM_NAMED]))
+            prompts = "prompt is" if num_too_long == 1 else "prompts are"
+            limit = context.checkpoint.config.max_positions
+            say(
+                f"inspect: {num_too_long:,} {prompts} too long for the target's context of {limit:,} tokens "
+                f"and left out{' (' if num_too_long <= NUM_NAMED else ', such as ('}{named})"
+            )
         return {
             "num_train": train.num_kept,
             "train_shards": names,
@@ -89,11 +102,15 @@ def _write_shards(scratch: Path, prompts: Iterator[Prompt], size: int) -> list[s
     return names
 
 
-def _fitting(context: Context, max_new_tokens: int | None, *, own: bool) -> FittingPrompts:
-    """own: the user gave these prompts; the shipped ones know nothing of the target."""
+def _fitting(
+    context: Context, max_new_tokens: int | None, *, own: bool, served: bool = False
+) -> FittingPrompts:
+    """own: the user gave these prompts; the shipped ones know nothing of the target. served: from traces."""
     from dflash_core.checkpoints.checkpoint import load_tokenizer
     from dflash_core.prompts.prompt_lengths import FittingPrompts
 
     checkpoint = context.checkpoint
     positions = checkpoint.config.max_positions
-    return FittingPrompts(load_tokenizer(checkpoint), max_new_tokens or 0, positions, any_share=not own)
+    return FittingPrompts(
+        load_tokenizer(checkpoint), max_new_tokens or 0, positions, any_share=not own, served=served
+    )

@@ -32,6 +32,7 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
 
     import torch
 
+    from dflash_core.corpus.samples import check_tools
     from dflash_core.decoding.evaluation import DecodeSettings, evaluate_prompt
     from dflash_core.models.drafter import load_drafter
     from dflash_core.models.target import load_target
@@ -44,8 +45,9 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
     name = config.dtype if config.dtype != "auto" else ("bfloat16" if device == "cuda" else "float32")
     dtype = torch_dtype(name)
     drafter = load_drafter(config.drafter, device=device, dtype=dtype)
-    target = load_target(checkpoint.path, device=device, dtype=dtype)
     tokenizer = load_tokenizer(checkpoint)
+    check_tools(tokenizer, prompts)
+    target = load_target(checkpoint.path, device=device, dtype=dtype)
     settings = DecodeSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
@@ -84,5 +86,11 @@ def read_chat_template(path: Path | None) -> str | None:
         return None
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--chat-template {path} cannot be read ({error}); pass a text file") from None
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path} to be the --chat-template; check the path") from None
+    except OSError as error:
+        raise UserError(
+            f"--chat-template {path} cannot be read ({error.strerror}); pass a text file"
+        ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"--chat-template {path} is not UTF-8 text; save it as UTF-8") from None

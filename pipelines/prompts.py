@@ -79,7 +79,7 @@ def run(context: Context, request: PromptRequest) -> StageResult:
 
     result = plan(request).run(context, body)
     least = context.config.gate.min_prompts
-    check_gate_size(result.artifact.meta["num_gate"], least, request.gate_name)
+    check_gate_size(result.artifact.meta["num_gate"], least, request)
     return result
 
 
@@ -96,5 +96,5 @@ def look(context: Context, request: PromptRequest) -> Chosen:
 def _choose(
     config: RealignConfig, request: PromptRequest, scratch: Path, put: Callable[[str, Path], object]
 ) -> dict[str, Any]:
-    with progress("prompts", None, "rows") as bar:
+    with progress("prompts", None, "row reads") as bar:
         return choose(request, scratch, put, min_gate=config.gate.min_prompts, advance=bar.advance, say=say)

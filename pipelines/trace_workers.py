@@ -41,5 +41,6 @@ class TraceWorker(ShardWorker):
             "left_out": dict(renderer.left_out),
             "compared": renderer.num_compared,
             "mismatched": renderer.num_mismatched,
+            "first_mismatch": renderer.first_mismatch,
             "seconds": time.perf_counter() - began,
         }

@@ -9,11 +9,11 @@ from dflash_core.store.artifacts import Workspace
 from pipelines.context import Context
 from pipelines.plan import Plan
 from pipelines.prompts import Chosen
-from pipelines.sharded import Totals, work_off
+from pipelines.sharded import Row, Totals, work_off
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 
 
 def plan(context: Context, chosen: Chosen) -> Plan:
@@ -34,6 +34,13 @@ def run(context: Context, drawn: StageResult) -> StageResult:
     meta = drawn.artifact.meta
 
     def body(workspace: Workspace) -> dict[str, Any]:
+        first_mismatch = ""
+
+        def on_row(row: Row, fresh: bool) -> None:
+            nonlocal first_mismatch
+            first_mismatch = first_mismatch or row["first_mismatch"]
+            bar.advance(row["traces"], fresh=fresh, tokens=row["tokens"], bytes=row["bytes"])
+
         with progress("traces", meta["num_train"], "traces", context.target_name) as bar:
             totals = work_off(
                 workspace,
@@ -50,20 +57,18 @@ def run(context: Context, drawn: StageResult) -> StageResult:
                 ],
                 context.placement,
                 context.connect,
-                lambda row, fresh: bar.advance(
-                    row["traces"], fresh=fresh, tokens=row["tokens"], bytes=row["bytes"]
-                ),
+                on_row,
             )
-        return _meta(context, totals)
+        return _meta(context, totals, first_mismatch)
 
     return plan(context, Chosen.of(meta)).run(context, body)
 
 
-def _meta(context: Context, totals: Totals) -> dict[str, Any]:
+def _meta(context: Context, totals: Totals, first_mismatch: str) -> dict[str, Any]:
     """What is recorded with the samples. Raises UserError if they are of another template, or none."""
     from dflash_core.corpus.trace_samples import check_mismatches, template_sha256
 
-    check_mismatches(totals["mismatched"], totals["compared"])
+    check_mismatches(totals["mismatched"], totals["compared"], first_mismatch)
     left_out = totals["left_out"] or {}
     told = ", ".join(f"{count:,} with {reason}" for reason, count in sorted(left_out.items()))
     if told:

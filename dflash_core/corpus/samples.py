@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dflash_core.checkpoints.strict_json import one_line
 from dflash_core.errors import UserError
-from dflash_core.types import Message, Sample
+from dflash_core.types import Message, Prompt, Sample, opening
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,9 +26,13 @@ def render(
     *,
     tools: str = "",
     thinking: bool | None = None,
+    name: str = "",
 ) -> list[int]:
-    """Token ids of the conversation with the assistant's turn opened; `tools`, `thinking`: as in Prompt."""
-    encoded = _apply(tokenizer, messages, tools, thinking, tokenize=True, return_dict=True)
+    """Token ids of the conversation with the assistant's turn opened.
+
+    tools, thinking: as in Prompt. name: the prompt's id, for the UserError if the template fails.
+    """
+    encoded = _apply(tokenizer, messages, tools, thinking, name, tokenize=True, return_dict=True)
     return list(cast("dict[str, list[int]]", encoded)["input_ids"])
 
 
@@ -37,9 +42,27 @@ def render_text(
     *,
     tools: str = "",
     thinking: bool | None = None,
+    name: str = "",
 ) -> str:
     """The text whose tokens `render` gives."""
-    return str(_apply(tokenizer, messages, tools, thinking, tokenize=False))
+    return str(_apply(tokenizer, messages, tools, thinking, name, tokenize=False))
+
+
+def check_tools(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt]) -> None:
+    """Raise UserError if the first prompt with tools is rendered as if it had none."""
+    asked = next((prompt for prompt in prompts if prompt.tools), None)
+    if asked is None:
+        return
+    messages = opening(asked)
+    with_tools, without = (
+        render_text(tokenizer, messages, tools=tools, thinking=asked.thinking, name=asked.id)
+        for tools in (asked.tools, "")
+    )
+    if with_tools == without:
+        raise UserError(
+            f"prompt {asked.id!r} has tools, but the target's chat template does not show them to the model; "
+            "leave `tools` out of the prompts or pass another --chat-template"
+        )
 
 
 def _apply(
@@ -47,6 +70,7 @@ def _apply(
     messages: Sequence[Message],
     tools: str,
     thinking: bool | None,
+    name: str,
     **how: Any,
 ) -> Any:
     told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
@@ -56,14 +80,17 @@ def _apply(
         return tokenizer.apply_chat_template(conversation, **{"add_generation_prompt": True, **how, **told})
     except Exception as error:  # a template is the user's program and can raise anything
         raise UserError(
-            f"the chat template cannot render the roles {[m.role for m in messages]} ({error}); "
-            "mend the prompts or pass --chat-template"
+            f"the chat template cannot render {f'prompt {name!r}' if name else 'a conversation'} "
+            f"with the roles {', '.join(m.role for m in messages)} ({one_line(error)}); "
+            "mend the prompt or pass another --chat-template"
         ) from error
 
 
 def _plain(message: Message) -> dict[str, Any]:
     extra = json.loads(message.extra) if message.extra else {}
-    return {"role": message.role, "content": message.content, **extra}
+    row = {"role": message.role, "content": message.content, **extra}
+    # Engines show a template no null: a call without words has the empty text.
+    return {**row, "content": ""} if row["content"] is None else row
 
 
 def answer_text(tokenizer: PreTrainedTokenizerBase, response_ids: Sequence[int]) -> str:

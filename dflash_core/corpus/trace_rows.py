@@ -30,6 +30,11 @@ def to_traces(row: dict[str, Any], where: str, default_id: str, spec: SourceSpec
     domain = spec.domain or label(row, spec.domain_column, where) or DEFAULT_DOMAIN
     base = Trace(prompt_id, domain, ())
     request, response = _body(row.get("request")), _body(row.get("response"))
+    for key, value in (("request", request), ("response", response)):
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            raise UserError(
+                f'{where}: "{key}" is an object\'s JSON as text; log it as an object, not as text'
+            )
     if isinstance(request, dict) and isinstance(response, dict):
         return [_exchange({**row, **request}, response, base, where)]
     if isinstance(row.get("prompt_token_ids"), list):

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, cast
 
 from dflash_core.corpus.repetition import repeats_endlessly
@@ -45,6 +45,8 @@ class TraceRenderer:
         self.num_compared = 0
         """Prompts that were logged both as messages and as ids."""
         self.num_mismatched = 0
+        self.first_mismatch = ""
+        """Which trace it is and where its ids part from the rendered ones, in words."""
 
     def samples(self, traces: Iterable[Trace]) -> Iterator[Sample]:
         """The samples of `traces`, turns of one conversation in as few as can be.
@@ -80,7 +82,9 @@ class TraceRenderer:
         self._check_vocabulary(trace)
         if not (trace.turns or trace.history):
             return trace.prompt_ids
-        rendered = tuple(render(self._tokenizer, opening(trace), tools=trace.tools, thinking=trace.thinking))
+        rendered = tuple(
+            render(self._tokenizer, opening(trace), tools=trace.tools, thinking=trace.thinking, name=trace.id)
+        )
         if trace.prompt_ids:
             self._compare(trace, rendered)
         return rendered
@@ -90,8 +94,9 @@ class TraceRenderer:
         if rendered == trace.prompt_ids:
             return
         self.num_mismatched += 1
+        self.first_mismatch = self.first_mismatch or _mismatch(trace, rendered)
         if self.num_compared >= _FEWEST_COMPARED:
-            check_mismatches(self.num_mismatched, self.num_compared, most=0.5)
+            check_mismatches(self.num_mismatched, self.num_compared, self.first_mismatch, most=0.5)
         raise _UnusableError("prompt ids that the target's template does not give")
 
     def _check_vocabulary(self, trace: Trace) -> None:
@@ -138,12 +143,26 @@ class TraceRenderer:
         return cast("str", decoded)
 
 
-def check_mismatches(num_mismatched: int, num_compared: int, *, most: float = MAX_SHARE_MISMATCHED) -> None:
-    """Raise UserError if more than the share `most` of the prompts were not served as we render them."""
+def _mismatch(trace: Trace, rendered: tuple[int, ...]) -> str:
+    """Where the logged prompt ids first differ from `rendered`, in words."""
+    pairs = enumerate(zip_longest(rendered, trace.prompt_ids))
+    at, (ours, theirs) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+    expected, found = ("the end" if token is None else token for token in (ours, theirs))
+    return f"trace {trace.id} at position {at}, expected {expected} and found {found}"
+
+
+def check_mismatches(
+    num_mismatched: int, num_compared: int, first: str, *, most: float = MAX_SHARE_MISMATCHED
+) -> None:
+    """Raise UserError if more than the share `most` of the prompts were not served as we render them.
+
+    first: the first of them, as `TraceRenderer.first_mismatch` has it.
+    """
     if num_mismatched > most * num_compared:
         raise UserError(
             f"{num_mismatched:,} of {num_compared:,} traces were served with other prompt ids than the "
-            "target's chat template gives for their messages; pass the one they had as --chat-template"
+            f"target's chat template gives for their messages (first {first}); "
+            "pass the template they had as --chat-template"
         )
 
 

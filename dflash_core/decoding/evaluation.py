@@ -50,7 +50,7 @@ def evaluate_prompt(
     for turn in range(prompt.num_answers):
         if turn:
             messages.append(Message("user", prompt.turns[turn]))
-        ids = render(tokenizer, messages, tools=prompt.tools, thinking=prompt.thinking)
+        ids = render(tokenizer, messages, tools=prompt.tools, thinking=prompt.thinking, name=prompt.id)
         check_length(prompt.id, len(ids), settings.max_new_tokens, settings.max_positions)
         decoded = decode(target, drafter, ids, settings)
         if lossless:

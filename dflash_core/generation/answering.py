@@ -80,7 +80,9 @@ class _Conversation:
 
     def request(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> Request:
         prompt = self.prompt
-        self.rendered = render(tokenizer, self.messages, tools=prompt.tools, thinking=prompt.thinking)
+        self.rendered = render(
+            tokenizer, self.messages, tools=prompt.tools, thinking=prompt.thinking, name=prompt.id
+        )
         # Of several prompts with one id, as different sources may have them, each is its own request.
         place = f"{self.index:06d}.{len(self.outcomes)}"
         return Request(place, tuple(self.rendered), request_seed(seed, self.name))

@@ -77,7 +77,7 @@ class PromptRequest:
         """Where the gate prompts come from, in words."""
         if self.gate:
             return " + ".join(source.spec.location for source in self.gate)
-        return f"one in {1 / self.held_out_share:.3g} of {self.train_name}"
+        return f"{100 * self.held_out_share:.3g}% of {self.train_name}, held out"
 
 
 def choose(
@@ -102,7 +102,9 @@ def choose(
             advance=advance,
         )
     if not sum(drawn.counts):
-        raise UserError(f"no prompt of {request.train_name} is left to train on; pass other --prompts")
+        flag = "--traces" if request.traces else "--prompts"
+        why = filter_.why_none(drawn)
+        raise UserError(f"no prompt of {request.train_name} is left to train on ({why}); pass other {flag}")
     _write(scratch, "gate.jsonl", expanded, put)
     put("contamination.jsonl", scratch / "contamination.jsonl")
     for line in (*_notes(request, drawn), *filter_.notes()):
@@ -129,13 +131,19 @@ def choose(
     }
 
 
-def check_gate_size(num_gate: int, min_gate: int, name: str) -> None:
+def check_gate_size(num_gate: int, min_gate: int, request: PromptRequest) -> None:
     """Raise UserError if there are fewer gate prompts than the gate decides on."""
-    if num_gate < min_gate:
-        raise UserError(
-            f"{num_gate} gate prompts ({name}) are too few to decide on: give at least "
-            f"{min_gate} with --eval-prompts, or lower --gate.min-prompts"
-        )
+    if num_gate >= min_gate:
+        return
+    count = "1 gate prompt is" if num_gate == 1 else f"{num_gate} gate prompts are"
+    share = "" if request.gate else "hold more out with --evaluate.held-out-share, "
+    asked = (
+        "" if request.num_gate is None or request.num_gate >= min_gate else "raise --evaluate.num-prompts, "
+    )
+    raise UserError(
+        f"{count} too few to decide on ({request.gate_name}; the gate wants {min_gate}): {share}{asked}"
+        f"give at least {min_gate} with --eval-prompts, or lower --gate.min-prompts"
+    )
 
 
 def _draw_gate(request: PromptRequest, min_gate: int, advance: Advance) -> Drawn:
@@ -150,7 +158,7 @@ def _draw_gate(request: PromptRequest, min_gate: int, advance: Advance) -> Drawn
     sources = request.gate or request.train
     drawn = draw(sources, request.num_gate, seed=request.seed, accept=held_out, advance=advance)
     ways = 2 if request.thinking == "both" else 1
-    check_gate_size(sum(drawn.counts) * ways, min_gate, request.gate_name)
+    check_gate_size(sum(drawn.counts) * ways, min_gate, request)
     return drawn
 
 
@@ -176,6 +184,21 @@ class _TrainSide:
         overlap = round(match.overlap, 4)
         self.on_match({"train": prompt.id, "gate": match.gate_id, "overlap": overlap, "kind": kind})
         return False
+
+    def why_none(self, drawn: Drawn) -> str:
+        """What became of the prompts, where none is drawn."""
+        empty = [s.spec.location for s, size in zip(drawn.sources, drawn.sizes, strict=True) if not size]
+        reasons = {
+            "ask the same as a gate prompt": self.found["exact"],
+            "ask nearly the same as a gate prompt": self.found["near"],
+            "are held out as gate prompts": self.num_held_out,
+            "are no prompts": drawn.num_bad,
+            "repeat another": drawn.num_duplicates,
+        }
+        told = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
+        if len(empty) < len(drawn.sources):
+            told.append("the sources' weights leave nothing of the others" if empty else "none was asked for")
+        return f"of {drawn.num_rows + drawn.num_bad:,} rows " + ", ".join(told)
 
     def notes(self) -> list[str]:
         if not self.found.total():

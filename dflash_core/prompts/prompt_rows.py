@@ -14,6 +14,8 @@ from dflash_core.types import Message, Prompt
 
 DEFAULT_DOMAIN = "default"
 FORMAT = '"turns": ["user message", ...] or "messages": [{"role": "user", "content": "..."}]'
+_LABELS = ("id", "domain", "system", "source")
+"""Columns of text that nobody asks."""
 _CONVERSATIONS = ("messages", "conversations", "conversation")
 _ALIASES = {
     **dict.fromkeys(("question", "instruction", "query", "input", "text", "problem"), "prompt"),
@@ -148,5 +150,9 @@ def _nothing_to_answer(row: dict[str, Any], where: str) -> str:
         meant = _ALIASES.get(key.lower()) or next(iter(close), None)
         if meant:
             message += f' (did you mean "{meant}" by {shown(key)}?{_mapping(meant, key)})'
-            break
+            return f"{message}; give it {FORMAT}"
+    text = next((k for k, v in row.items() if k not in _LABELS and isinstance(v, str) and v.strip()), None)
+    if text is not None:
+        message += f"; if {shown(text)} is the question, write ?prompt={text} after the source's name"
+        return f"{message}, or give it {FORMAT}"
     return f"{message}; give it {FORMAT}"

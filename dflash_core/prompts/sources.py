@@ -6,11 +6,14 @@ A file or folder is identified by its bytes, a hub dataset by its commit; where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dflash_core.checkpoints.digest_cache import cache_file, load_digests, signature, store_digests
+from dflash_core.corpus.trace_rows import FORMAT as TRACE_FORMAT
 from dflash_core.corpus.trace_rows import to_traces
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256, fingerprint
@@ -23,6 +26,8 @@ from dflash_core.types import Prompt
 
 _SMALL_BYTES = 1 << 20
 """Reading so little takes no longer than looking its digest up."""
+_LOOKED_AT = 20
+"""Rows after a bad one that say whether the others are any better."""
 _UNHELD = ("location", "revision", "weight")
 
 OnBad = Callable[[UserError], None]
@@ -58,36 +63,80 @@ class Source:
         Raises UserError for a row that is no prompt, unless the spec says skip_bad: it goes to `on_bad`
         then. A row that cannot be read at all is an error in any case.
         """
-        number = 0
-        for number, (where, row) in enumerate(self.rows(), start=1):
+        self._check_columns()
+        number = num_usable = 0
+        rows = self.rows()
+        for number, (where, row) in enumerate(rows, start=1):
             default_id = f"{self.spec.name}/{number}"
             try:
-                if self.spec.traces:
-                    found: Sequence[Prompt] = to_traces(row, where, default_id, self.spec)
-                else:
-                    found = (to_prompt(row, where, default_id, self.spec),)
+                found = self._prompts_of(row, where, default_id)
             except UserError as error:
                 if not self.spec.skip_bad:
-                    raise
+                    raise self._with_remedy(error, rows, some_usable=num_usable > 0) from None
                 on_bad(error)
                 continue
+            num_usable += 1
             for prompt in found:
                 yield prompt if not self.prefix else _prefixed(prompt, self.prefix)
         if not number:
-            raise UserError(
-                f"{self.spec.location} holds no prompts; give it one JSON object a line with {FORMAT}"
-            )
+            what, form = ("traces", TRACE_FORMAT) if self.spec.traces else ("prompts", FORMAT)
+            lines = self.files is not None and self.files[0].name.endswith((".jsonl", ".jsonl.gz"))
+            rows_needed = "one JSON object a line" if lines else "rows"
+            raise UserError(f"{self.spec.location} holds no {what}; give it {rows_needed} with {form}")
+
+    def _prompts_of(self, row: dict[str, Any], where: str, default_id: str) -> Sequence[Prompt]:
+        if self.spec.traces:
+            return to_traces(row, where, default_id, self.spec)
+        return (to_prompt(row, where, default_id, self.spec),)
+
+    def _with_remedy(self, error: UserError, rest: Rows, *, some_usable: bool) -> UserError:
+        """`error` of a row, naming skip_bad where that would leave rows to use; looks at a few of `rest`."""
+        try:
+            for where, row in islice(rest, 0 if some_usable else _LOOKED_AT):
+                with suppress(UserError):
+                    self._prompts_of(row, where, "x")
+                    some_usable = True
+                    break
+        except UserError:  # a row that cannot be read, which skip_bad does not help
+            return error
+        return UserError(f"{error}, or leave such rows out with ?skip_bad=1") if some_usable else error
+
+    def _check_columns(self) -> None:
+        """Raise UserError if a column that the query names is in no row; most often one row is looked at."""
+        spec, usual = self.spec, SourceSpec("")
+        named = {key: getattr(spec, key) for key in ("id", "domain_column", "tools")}
+        missing = {key: name for key, name in named.items() if name and name != getattr(usual, key)}
+        first: list[str] = []
+        for _, row in self.rows() if missing else ():
+            first = first or list(row)
+            missing = {key: name for key, name in missing.items() if name not in row}
+            if not missing:
+                return
+        for key, name in missing.items():
+            if first:
+                have = ", ".join(map(shown, first[:8]))
+                raise UserError(
+                    f"{spec.location} has no row with the column {shown(name)}, which ?{key}= names; "
+                    f"name one of those it has, such as {have}"
+                )
 
 
 def open_sources(
     texts: Sequence[str], cache_dir: Path | None = None, *, traces: bool = False
 ) -> tuple[Source, ...]:
-    """The sources that `texts` name. Raises UserError for one that is not there.
+    """The sources that `texts` name. Raises UserError for one that is not there or asks for what is ignored.
 
     cache_dir: where digests of large files are kept, so that an unchanged one is not read for its identity.
     """
     specs = [replace(parse_source(text), traces=traces) for text in texts]
     for spec in specs:
+        if traces and (spec.prompt or spec.all_turns or spec.tools != "tools"):
+            raise UserError(
+                f"{spec.location} are traces, which are read without ?prompt=, ?tools= and ?turns=; "
+                "leave them out"
+            )
+        if spec.prompt and spec.messages:
+            raise UserError(f"{spec.location} has both ?prompt= and ?messages=; keep the one that is asked")
         if specs.count(spec) > 1:
             raise UserError(f"{spec.location} is named twice; give it a weight instead")
     names = [spec.name for spec in specs]
@@ -108,7 +157,9 @@ def _open(spec: SourceSpec, prefix: str, cache_dir: Path | None) -> Source:
     path = spec.path
     if not path.exists():
         if spec.location.startswith((".", "/", "~")) or not HUB_ID.fullmatch(spec.location):
-            raise UserError(f"there is no prompt file {spec.location}; check the path")
+            what = "trace" if spec.traces else "prompt"
+            several = ", and repeat the flag for several sources" if "," in spec.location else ""
+            raise UserError(f"there is no {what} file {spec.location}; check the path{several}")
         return Source(spec, None, resolved_revision(spec), prefix)
     if path.is_file() or not path.is_dir():
         if spec.config or spec.split:

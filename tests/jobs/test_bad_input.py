@@ -132,6 +132,13 @@ def _too_long(home: Home) -> list[str]:
     return []
 
 
+def _tools(home: Home) -> list[str]:
+    row = {"id": "agent", "prompt": "add", "tools": [{"type": "function", "function": {"name": "add"}}]}
+    with (home.folder / "gate.jsonl").open("a") as gate:
+        gate.write(json.dumps(row) + "\n")
+    return []
+
+
 def _silent_server(home: Home) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -172,6 +179,11 @@ CASES: dict[str, tuple[Damage, list[str]]] = {
     "a prompt without turns": (_no_turns, ["gate.jsonl", "turns"]),
     "too few gate prompts": (_few_gate_prompts, ["3 gate prompts", "--eval-prompts", "8"]),
     "a prompt longer than the context": (_too_long, ["endless", "1024"]),
+    "tools that the template does not show": (_tools, ["prompt 'agent' has tools", "--chat-template"]),
+    "a chat template that is not there": (
+        lambda h: ["--chat-template", "no.jinja"],
+        ["there is no file no.jinja to be the --chat-template; check the path"],
+    ),
     "layer ids out of range": (lambda h: ["--drafter.target-layer-ids", "0,7"], ["[0, 7]", "0..0"]),
     "a mask token that means something": (lambda h: ["--mask-token-id", "0"], ["--mask-token-id"]),
     "a threshold beyond the block": (lambda h: ["--gate.min-tau", "9"], ["--gate.min-tau", "block"]),
@@ -258,6 +270,23 @@ def test_evaluate_measures_the_registered_drafter(aligned: tuple[Home, dict[str,
     table = home.run("evaluate.py", [*common, "--max-new-tokens", "8"])
     assert table.returncode == 0
     assert "arithmetic" in table.stdout
+
+
+def test_evaluate_refuses_tools_that_the_template_does_not_show(
+    aligned: tuple[Home, dict[str, object]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home, _ = aligned
+    (drafter,) = home.folder.glob("dflash-store/train/*/drafter")
+    _tools(Home(tmp_path))
+    monkeypatch.chdir(home.folder)
+    flags = ["--target", "target", "--drafter", str(drafter), "--prompts", str(tmp_path / "gate.jsonl")]
+    with pytest.raises(SystemExit) as ended:
+        run_job(evaluate.main, flags)
+    assert ended.value.code == 2
+    assert "prompt 'agent' has tools" in capsys.readouterr().err
 
 
 def _narrow(home: Home, drafter: Path) -> None:

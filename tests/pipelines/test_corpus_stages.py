@@ -103,10 +103,14 @@ def test_one_prompt_that_is_too_long_is_left_out_and_many_are_an_error(
     assert inspected.meta["num_too_long"] == 1
     kept = [p.id for name in inspected.meta["train_shards"] for p in load_prompts(inspected.local(name))]
     assert "endless/0" not in kept and len(kept) == inspected.meta["num_train"]
-    assert "1 prompts are too long" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "1 prompt is too long for the target's context of" in told and "('endless/0')" in told
     write_prompts(tmp_path / "p.jsonl", [*asked, *endless])
     context = _context(tmp_path, target, prompts=str(tmp_path / "p.jsonl"), eval_prompts=str(gate))
-    with pytest.raises(UserError, match=r"4 of \d+ prompts are too long: prompt 'endless/0' is"):
+    with pytest.raises(
+        UserError,
+        match=r"4 of \d+ prompts are too long, such as 'endless/0', 'endless/1', 'endless/2': prompt 'endl",
+    ):
         inspect.run(context, _drawn(context))
 
 

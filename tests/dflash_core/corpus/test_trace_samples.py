@@ -215,8 +215,12 @@ def test_prompts_served_with_another_template_are_refused_as_a_rule_and_counted_
 
     assert len(plain.samples(*logged(20, 1))) == 19
     assert (plain.renderer.num_compared, plain.renderer.num_mismatched) == (20, 1)
-    with pytest.raises(UserError, match="--chat-template"):
+    with pytest.raises(UserError, match="--chat-template") as caught:
         _Served(PLAIN).samples(*logged(20, 20))
+    ids = plain.prompt_ids([_user("q0")])
+    found = f"at position 0, expected {ids[0]} and found {ids[1]}"
+    assert "(first trace log/" in str(caught.value) and found in str(caught.value)
+    assert _Served(PLAIN).samples(*logged(7, 6))  # too few to say, until they are counted at the end
 
 
 def test_another_templates_hash_and_another_vocabulary_are_refused(plain: _Served) -> None:
@@ -237,6 +241,8 @@ def test_another_templates_hash_and_another_vocabulary_are_refused(plain: _Serve
         ({"prompt_token_ids": [1]}, "but no answer's"),
         ({"prompt_token_ids": [1, "x"], "token_ids": [2]}, "log plain ids"),
         ({"prompt": "x"}, 'is no trace, it has "prompt"'),
+        ({"request": json.dumps({"messages": []}), "response": {}}, '"request" is an object.s JSON as text'),
+        ({"request": {}, "response": ' {"choices": []}'}, '"response" is an object.s JSON as text'),
     ],
 )
 def test_a_row_that_is_no_trace_is_named(row: dict[str, Any], said: str) -> None:

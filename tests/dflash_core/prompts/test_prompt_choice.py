@@ -261,10 +261,25 @@ def test_bad_rows_are_counted_when_the_source_says_so(ask: Ask, chosen: Any, tmp
 
 def test_gates_that_are_too_small_and_training_that_is_all_gate(ask: Ask, chosen: Any) -> None:
     few = _questions(3)
-    with pytest.raises(UserError, match="too few to decide on"):
+    with pytest.raises(
+        UserError, match=r"0 gate prompts are too few to decide on \(12.5% of .*, held out;"
+    ) as e:
         chosen(ask({"": few}))
-    with pytest.raises(UserError, match=r"no prompt of .* is left to train on"):
-        chosen(ask({"": few}, few))
+    assert "hold more out with --evaluate.held-out-share" in str(e.value) and "--eval-prompts" in str(e.value)
+    with pytest.raises(UserError, match=r"1 gate prompt is too few .*gate.jsonl; the gate wants 2\): give"):
+        chosen(ask({"": few}, few[:1]))
+    with pytest.raises(UserError, match=r"raise --evaluate\.num-prompts"):
+        chosen(ask({"": few}, few, num_gate=1))
+    near = [*few, replace(few[0], id="n", turns=(f"Please, {few[0].turns[0]}. Think step by step.",))]
+    left = r"is left to train on \(of 4 rows 3 ask the same as a gate prompt, 1 ask nearly the same"
+    with pytest.raises(UserError, match=left):
+        chosen(ask({"": near}, few))
+    everything = ask({"": few}, held_out_share=1.0)
+    with pytest.raises(UserError, match="of 3 rows 3 are held out as gate prompts"):
+        chosen(everything)
+    unbalanced = ask({"?weight=1": few, "?weight=2": _questions(5, seed=8)}, few)
+    with pytest.raises(UserError, match="weights leave nothing of the others"):
+        chosen(unbalanced)
 
 
 def test_thinking_makes_two_of_each_prompt_on_both_sides(ask: Ask, chosen: Any) -> None:

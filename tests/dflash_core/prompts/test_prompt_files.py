@@ -94,6 +94,10 @@ def test_a_byte_order_mark_windows_line_ends_and_escaped_pairs_are_read(tmp_path
         ({"conversations": [{"from": "alien", "value": "x"}]}, ["line 2: message 1", '"alien"', "human"]),
         ({"Mesages": []}, ["line 2", 'mean "messages" by "Mesages"']),
         ({"zebra": 1}, ["line 2", 'but "zebra"; give it']),
+        (
+            {"id": "a", "frage": "x", "antwort": "y"},
+            ["line 2", 'if "frage" is', "?prompt=frage", "or give it"],
+        ),
         ({"turns": ["x"], "messages": []}, ["line 2", "both"]),
         ({"turns": "x"}, ["line 2", '"turns" is a JSON string', "list of texts"]),
         ({"turns": []}, ["line 2", '"turns" is empty']),

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from dflash_core.corpus.samples import render, render_text
+from dflash_core.corpus.samples import check_tools, render, render_text
 from dflash_core.errors import UserError
 from dflash_core.prompts.prompt_files import load_prompts, prompts_fingerprint, write_prompts
+from dflash_core.prompts.prompt_lengths import FittingPrompts
 from dflash_core.prompts.prompt_rows import to_prompt
 from dflash_core.prompts.source_spec import SourceSpec, parse_source
 from dflash_core.prompts.thinking import check_thinking, with_thinking
@@ -171,3 +172,33 @@ def test_a_template_without_a_switch_refuses_to_be_switched() -> None:
     for thinking in ("on", "off", "both"):
         with pytest.raises(UserError, match="enable_thinking"):
             check_thinking(plain, thinking)  # type: ignore[arg-type]
+
+
+def test_a_template_that_does_not_show_tools_refuses_them() -> None:
+    asked = [_prompt({"prompt": "x"}), _prompt({"id": "a", "messages": AGENT, "tools": TOOLS})]
+    check_tools(chat_tokenizer(THINKING), asked)
+    check_tools(chat_tokenizer(PLAIN), asked[:1])
+    with pytest.raises(UserError, match=r"prompt 'a' has tools, .*leave `tools` out .*--chat-template"):
+        check_tools(chat_tokenizer(PLAIN), asked)
+    for served in (False, True):
+        fitting = FittingPrompts(chat_tokenizer(PLAIN), 8, 512, any_share=True, served=served)
+        if served:
+            assert len(list(fitting.of(asked, lambda _n: None))) == 2
+            continue
+        with pytest.raises(UserError, match="prompt 'a' has tools"):
+            list(fitting.of(asked, lambda _n: None))
+
+
+def test_a_template_that_fails_names_the_prompt() -> None:
+    broken = chat_tokenizer("{{ raise_exception('no\\nsystem') }}")
+    with pytest.raises(UserError, match=r"cannot render prompt 'a' with the roles user \(no system\); mend"):
+        list(FittingPrompts(broken, 8, 512, any_share=True).of([Prompt("a", "d", ("x",))], lambda _n: None))
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
+def test_a_call_without_words_reaches_the_template_with_empty_text(content: dict[str, Any]) -> None:
+    """As engines render it: never as None, and never without the key."""
+    talk = [*AGENT[:2], {"role": "assistant", **content, "tool_calls": [CALL]}, AGENT[3]]
+    strict = "{% for m in messages %}[{{ m.content is string }}{{ m.content }}]{% endfor %}"
+    text = render_text(chat_tokenizer(strict), opening(_prompt({"messages": talk})))
+    assert text == "[Truebe brief][True1+2?][True][True3]"

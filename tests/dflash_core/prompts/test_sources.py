@@ -193,6 +193,43 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
     assert 'no column "questions" but "question", "subject", "level"' in sentence
 
 
+@pytest.mark.parametrize("key", ["id", "domain_column", "tools"])
+def test_a_column_that_no_row_has_is_refused_and_one_that_some_have_is_not(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(_lines([{"prompt": "x"}, {"prompt": "y"}]))
+    sentence = _refusal(f"{path}?{key}=subjcet")
+    assert f'no row with the column "subjcet", which ?{key}= names' in sentence and '"prompt"' in sentence
+    path.write_bytes(_lines([{"prompt": "x"}, {"prompt": "y", "subjcet": [] if key == "tools" else "s"}]))
+    assert len(_prompts(f"{path}?{key}=subjcet")) == 2
+    assert len(_prompts(f"{path}?id=")) == 2
+
+
+def test_keys_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(_lines([{"prompt": "x"}]))
+    assert "both ?prompt= and ?messages=" in _refusal(f"{path}?prompt=prompt&messages=m")
+    for query in ("prompt=p", "tools=t", "turns=all"):
+        with pytest.raises(UserError, match="are traces, which are read without"):
+            open_sources([f"{path}?{query}"], traces=True)
+
+
+def test_leaving_bad_rows_out_is_named_where_it_leaves_something(tmp_path: Path) -> None:
+    path, bad, good = tmp_path / "a.jsonl", {"messages": []}, {"prompt": "x"}
+    for rows, helps in (([good, bad], True), ([bad, good], True), ([bad, bad], False), ([bad], False)):
+        path.write_bytes(_lines(rows))
+        assert _refusal(str(path)).endswith(", or leave such rows out with ?skip_bad=1") == helps
+    path.write_bytes(_lines([bad]) + b"{")
+    assert "line 1: no message" in _refusal(str(path)) and "skip_bad" not in _refusal(str(path))
+
+
+def test_what_is_not_there_or_empty_is_called_what_it_would_be(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    assert "give it rows with" in _refusal(str(tmp_path / "empty.parquet"))
+    assert _refusal("a.jsonl,b.jsonl").endswith("repeat the flag for several sources")
+    with pytest.raises(UserError, match=r"there is no trace file none.jsonl; check the path$"):
+        open_sources(["none.jsonl"], traces=True)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
