@@ -16,6 +16,7 @@ from dflash_core import tags as t
 from dflash_core.decision.gate import one_sentence
 from dflash_core.decision.report import RealignReport, write_report
 from dflash_core.decoding.acceptance import acceptance_by_position
+from dflash_core.errors import LeaseHeldError
 from dflash_core.fingerprint import fingerprint
 from dflash_core.store.artifacts import Lease, Workspace
 from dflash_core.tracking import display_uri
@@ -87,6 +88,7 @@ def conclude(
     _subject(evidence).artifact.local_dir()  # its content verified, before anything is written down
     reported = _report(prepared, outcome, decision, evidence)
     with _promoting(prepared):
+        _check_champion(prepared, evidence)
         run_id = _log_run(prepared, outcome, decision, evidence, reported)
         version = _register(prepared, outcome, decision, evidence, run_id)
     if (held_out := _held_out_tau(evidence)) is not None:
@@ -129,6 +131,24 @@ def finish_promotion(prepared: Prepared) -> None:
         # Looked at again: it may have been a live run in the middle of it.
         if (left := registry.interrupted_promotion(*job)) is not None:
             registry.promote(*left)
+
+
+def _check_champion(prepared: Prepared, evidence: Evidence) -> None:
+    """Under the lease of promotion: the decision must be about the champion that there is.
+
+    Raises LeaseHeldError if another run has promoted meanwhile, for nobody compared with its drafter.
+    """
+    registry = prepared.registry
+    now = registry.parent_for(prepared.context.checkpoint.fingerprint)
+    seen = evidence.champion.registered if evidence.champion else None
+    fine = {seen.drafter_fingerprint if seen else None, _subject(evidence).fingerprint}
+    if (now.drafter_fingerprint if now else None) not in fine:
+        compared = f"version {seen.version}" if seen else "no champion"
+        became = f"version {now.version}" if now else "gone"
+        raise LeaseHeldError(
+            f"another run promoted meanwhile: the champion of {registry.name} is {became}, and this run "
+            f"compared with {compared}. Run again, which finds what is done already and compares anew"
+        )
 
 
 def _promoting(prepared: Prepared) -> Lease:

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_core.errors import DFlashError
 from dflash_core.store.artifacts import Workspace
+from dflash_core.store.workspace import row_name
 from pipelines.config import RealignConfig
 from pipelines.context import Context
 from pipelines.plan import Plan
@@ -90,6 +92,10 @@ def _body(
         "most_anchors": options.anchors_per_answer,
         "batch_tokens": context.config.extract.batch_tokens,
     }
+    for name in scores:
+        # What is read back here must be what was written; a damaged one is made again.
+        if workspace.get_json(name) is None:
+            workspace.forget(row_name(name))
     with progress("select", generated.artifact.meta["samples"], "samples", context.target_name) as bar:
         scored = work_off(
             workspace,
@@ -113,14 +119,20 @@ def _body(
     return _told(context, scored, picked, lowest)
 
 
+def scores_of(workspace: Workspace, file: str) -> list[tuple[str, int, float]]:
+    """(id, tokens, score) of every sample that a scores file tells of."""
+    found: list[tuple[str, int, float]] | None = workspace.get_json(file)
+    if found is None:
+        raise DFlashError(f"{workspace.location}/{file} was changed or removed meanwhile: run again")
+    return found
+
+
 def _lowest(workspace: Workspace, files: list[str], fraction: float) -> Rank:
     from dflash_core.corpus.selection import Rank, lowest_kept
 
     def ranks() -> Iterator[tuple[Rank, int]]:
         for file in files:
-            scores = workspace.get_json(file)
-            assert scores is not None
-            for sample_id, tokens, score in scores:
+            for sample_id, tokens, score in scores_of(workspace, file):
                 yield Rank.of(sample_id, score), tokens
 
     return lowest_kept(ranks(), fraction)

@@ -19,6 +19,7 @@ from dflash_core.store.artifacts import Artifact, Workspace
 from dflash_core.training.documents import Documents
 from dflash_core.types import Checkpoint, Sample
 from pipelines.placement import Placement, torch_dtype
+from pipelines.select import scores_of
 from pipelines.sharded import Row, ShardWorker
 from pipelines.workers import start_target
 
@@ -106,7 +107,7 @@ class PickWorker(ShardWorker):
 
     def work(self, task: Row) -> Row:
         """Task: {"name": a samples file, "scores": what ScoreWorker left for it}."""
-        scores = {name: score for name, _, score in self.workspace.get_json(task["scores"]) or ()}
+        scores = {name: score for name, _, score in scores_of(self.workspace, task["scores"])}
         samples = list(read_samples(self.generated.local(task["name"])))
         kept = [s for s in samples if Rank.of(s.id, scores[s.id]) >= self.lowest]
         ids = {s.id for s in kept}

@@ -96,15 +96,22 @@ def _kind(directory: str, files: dict[str, int]) -> Kind:
     return Kind.PARTIAL if OWNER in files else Kind.REMNANT
 
 
+def _parsed(data: bytes | None) -> dict[str, Any] | None:
+    """A note of ours; None where it is missing or damaged, which protects nothing."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(data or b"")
+        return found if isinstance(found, dict) else None
+    return None
+
+
 def _origin(folder: Folder, entry: Entry) -> tuple[Any, frozenset[str], Feeds]:
     """Inputs of an entry, and by what others may name it: `Entry.offers` and `Entry.feeds`."""
     if entry.kind is Kind.PARTIAL:
-        data = folder.read(f"{entry.name}/{INPUTS}")
-        return (None if data is None else json.loads(data)), frozenset(), ()
+        return _parsed(folder.read(f"{entry.name}/{INPUTS}")), frozenset(), ()
     if entry.kind is not Kind.ARTIFACT:
         return None, frozenset(), ()
     data = folder.read(f"{entry.name}/{MANIFEST}")
-    manifest = {} if data is None else json.loads(data)
+    manifest = _parsed(data) or {}
     inputs = manifest.get("inputs", {})
     offers = {entry.identity}
     if entry.stage == "champion":

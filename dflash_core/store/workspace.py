@@ -9,6 +9,7 @@ what is committed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import platform
 import shutil
@@ -79,19 +80,28 @@ class Workspace:
             return self.put(name, file)
 
     def get_json(self, name: str) -> Any | None:
-        """The value of a JSON file that was put; None if it was not."""
-        if self.record(name) is None:
-            return None
-        data = self._folder().read(name)
-        return None if data is None else json.loads(data)
+        """The value of a JSON file that was put; None if it was not, or if it is no longer what was put."""
+        record = self.record(name)
+        data = None if record is None else self._folder().read(name)
+        return json.loads(data) if record is not None and data is not None and _is(record, data) else None
+
+    def forget(self, name: str) -> None:
+        """Take a file that was put as one that was not; it goes when the stage is committed."""
+        check_name(name)
+        self._folder().remove(_record_name(name))
 
     def json_files(self, folder_name: str) -> Iterator[tuple[str, Any]]:
-        """Name and value of every JSON file that was put into `folder_name`, from one listing."""
+        """Name and value of every JSON file that was put into `folder_name`, from one listing.
+
+        Files that are no longer what was put are left out.
+        """
         folder = self._folder()
-        known = folder.sizes(f"{RECORDS}/{folder_name}")
+        found = (_parse_record(data) for _, data in folder.read_tree(f"{RECORDS}/{folder_name}"))
+        digests = {record.name: record.sha256 for record in found if record}
         for name, data in folder.read_tree(folder_name):
-            if f"{name}.json" in known:
-                yield f"{folder_name}/{name}", json.loads(data)
+            whole = f"{folder_name}/{name}"
+            if digests.get(whole) == hashlib.sha256(data).hexdigest():
+                yield whole, json.loads(data)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file that was put, by name, in one listing."""
@@ -173,6 +183,10 @@ def check_name(name: str) -> None:
     plain = parts and str(PurePosixPath(*parts)) == name and "\\" not in name and "\0" not in name
     if not plain or name in (MANIFEST, SUCCESS) or any(p.startswith((".", "/")) for p in parts):
         raise ValueError(f"{name!r} cannot name a file of a stage")
+
+
+def _is(record: FileRecord, data: bytes) -> bool:
+    return hashlib.sha256(data).hexdigest() == record.sha256
 
 
 def _record_name(name: str) -> str:

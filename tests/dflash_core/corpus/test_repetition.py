@@ -24,7 +24,9 @@ def test_a_passage_repeated_to_the_end_is_found(start: list[int], passage: list[
     [
         [],
         [7],
-        [7] * 31,
+        [7] * 15,
+        [9] + [7] * 30,
+        [1, 2, 3, 4, 5] * 3,
         list(range(100)),
         [1, 2, 3] * 20 + [9],
         list(range(64)) * 3,
@@ -33,3 +35,8 @@ def test_a_passage_repeated_to_the_end_is_found(start: list[int], passage: list[
 )
 def test_honest_answers_stay(ids: list[int]) -> None:
     assert not repeats_endlessly(ids)
+
+
+def test_a_short_answer_that_is_nothing_else_is_found() -> None:
+    assert repeats_endlessly([0] * 24)
+    assert repeats_endlessly([1, 2, 3, 4] * 4)

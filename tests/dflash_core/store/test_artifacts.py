@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from dflash_core.errors import ExitCode, UserError
 from dflash_core.store.artifacts import Artifact, DamagedArtifactError, FileRecord, Store, Workspace
 from dflash_core.store.attempt import Attempt
+from dflash_core.store.store_contents import contents
 
 LOCATIONS = ["{tmp}/store", "file://{tmp}/my%20store", "memory://artifacts{tmp}", "plain://{tmp}/plain"]
 INPUTS = {"seed": 1}
@@ -331,3 +332,32 @@ def test_import_is_light() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_a_note_that_changed_on_disk_is_as_if_it_had_not_been_put(store: Store) -> None:
+    with store.lease("k") as lease:
+        workspace, _ = Attempt(store, lease, "stage", "a" * 64, resumable=True).begin({})
+        for name in ("rows/a.json", "rows/b.json"):
+            workspace.put_json(name, {"accepted": 10})
+        name = f"stage/{'a' * 64}.partial/rows/a.json"
+        if not store.folder.exists(name):  # remote storage cannot rename, so it is made in place
+            name = name.replace(".partial", "")
+        data = store.folder.read(name)
+        assert data is not None
+        store.folder.write(name, data.replace(b"10", b"70"))
+        assert workspace.get_json("rows/a.json") is None
+        assert dict(workspace.json_files("rows")) == {"rows/b.json": {"accepted": 10}}
+        store.folder.write(name, bytes(len(data)))  # what a power cut may leave
+        assert workspace.get_json("rows/a.json") is None
+        assert [name for name, _ in workspace.json_files("rows")] == ["rows/b.json"]
+
+
+def test_a_damaged_note_does_not_stop_a_look_at_the_store(store: Store) -> None:
+    with store.lease("k") as lease:
+        Attempt(store, lease, "stage", "a" * 64, resumable=True).begin({})
+    for name, content in (("a", b""), ("b", b"garbage"), ("c", b"[1]")):
+        store.folder.write(f"generate/{name * 64}.partial/.inputs", content)
+        store.folder.write(f"generate/{name * 64}/manifest.json", content)
+        store.folder.write(f"generate/{name * 64}/_SUCCESS", b"x")
+    found = [entry for entry in contents(store) if entry.stage == "generate"]
+    assert len(found) == 6 and not any(entry.inputs for entry in found)
