@@ -24,6 +24,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def _idle(self, name: str, unless: str) -> None:
+        """Refuse a value given for a field that nothing reads. Raises ValueError."""
+        if getattr(self, name) != type(self).model_fields[name].default:
+            raise ValueError(f"{name} has no effect without {unless}; give both or neither")
+
 
 class GenerateSection(Section):
     """The target answers the training prompts."""
@@ -55,6 +60,13 @@ class SelectSection(Section):
     """What makes an answer valuable: that the champion drafts it badly; random is the control."""
     anchors_per_answer: int = Field(32, ge=1)
     """Blocks drafted to score an answer, at most."""
+
+    @model_validator(mode="after")
+    def _all_in_use(self) -> SelectSection:
+        if self.fraction is None:
+            self._idle("by", "select.fraction")
+            self._idle("anchors_per_answer", "select.fraction")
+        return self
 
 
 class ExtractSection(Section):
@@ -154,6 +166,18 @@ class TrainSection(Section):
     def _one_duration(self) -> TrainSection:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("train.steps and train.epochs both say how long to train; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _all_in_use(self) -> TrainSection:
+        if self.mode != "lora":
+            self._idle("lora_rank", "train.mode lora")
+        if self.anchors != "chain":
+            self._idle("chain_epochs", "train.anchors chain")
+        if self.schedule != "wsd":
+            self._idle("decay_fraction", "train.schedule wsd")
+        if self.weights != "decay":
+            self._idle("gamma", "train.weights decay")
         return self
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_core.checkpoints.checkpoint import load_tokenizer, open_checkpoint, resolve_target
 from dflash_core.errors import UserError
@@ -15,9 +16,12 @@ from dflash_core.models.drafter_identity import FILES, drafter_fingerprint
 from dflash_core.prompts.prompt_files import shipped_prompts
 from dflash_core.prompts.sources import open_sources
 from dflash_core.prompts.thinking import check_thinking, with_thinking
-from dflash_core.types import AcceptanceReport, Prompt
+from dflash_core.types import AcceptanceReport, Checkpoint, Prompt
 from pipelines.measure_config import MeasureConfig
-from pipelines.telemetry import progress
+from pipelines.telemetry import progress, say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def measure(config: MeasureConfig) -> AcceptanceReport:
@@ -28,7 +32,8 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
     )
     check_fits(drafter_config, checkpoint.config, where=str(config.drafter))
     check_thinking(checkpoint, config.thinking)
-    prompts = list(with_thinking(_prompts(config), config.thinking))
+    tokenizer = load_tokenizer(checkpoint)
+    prompts = _fitting(config, checkpoint, tokenizer)
 
     import torch
 
@@ -45,7 +50,6 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
     name = config.dtype if config.dtype != "auto" else ("bfloat16" if device == "cuda" else "float32")
     dtype = torch_dtype(name)
     drafter = load_drafter(config.drafter, device=device, dtype=dtype)
-    tokenizer = load_tokenizer(checkpoint)
     check_tools(tokenizer, prompts)
     target = load_target(checkpoint.path, device=device, dtype=dtype)
     settings = DecodeSettings(
@@ -68,6 +72,22 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
         temperature=config.temperature,
         max_new_tokens=config.max_new_tokens,
     )
+
+
+def _fitting(
+    config: MeasureConfig, checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase
+) -> list[Prompt]:
+    """The prompts that leave room for their answers; the others are left out, before anything is loaded."""
+    from dflash_core.prompts.prompt_lengths import FittingPrompts
+
+    room = checkpoint.config.max_positions
+    lengths = FittingPrompts(tokenizer, config.max_new_tokens, room, any_share=config.prompts is None)
+    asked = with_thinking(_prompts(config), config.thinking)
+    prompts = list(lengths.of(asked, lambda _count: None))
+    lengths.conclude()
+    if lengths.num_too_long:
+        say(f"prompts: {lengths.num_too_long:,} too long for this target's {room:,} positions are left out")
+    return prompts
 
 
 def _prompts(config: MeasureConfig) -> Iterator[Prompt]:

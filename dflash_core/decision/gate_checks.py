@@ -13,8 +13,8 @@ from dflash_core.types import AcceptanceReport, GateCheck, Interval, Verdict
 
 ACCEPTANCE_FLOOR = "acceptance floor"
 NOT_WORSE = "not worse than champion"
-PROMISE_KEPT = "promise kept"
-PROMISE_KEPT_PAIRED = "promise kept, prompt by prompt"
+PROMISE_KEPT = "loss since promotion"
+PROMISE_KEPT_PAIRED = "loss since promotion, prompt by prompt"
 NOT_MEASURED = Interval(0.0, 0.0, 0.0)
 """τ of a report without a verify round: no real τ is below 1, and every threshold fails it."""
 
@@ -77,7 +77,8 @@ def promise_kept(tau: Interval, promised: float, loss: float) -> GateCheck:
         Verdict.FAIL: "the drafter has lost more on this target than it may, so it is realigned",
         Verdict.INCONCLUSIVE: "whether the drafter has lost more than it may is unclear, so it is realigned",
     }
-    required = f"τ at least {least:.2f}, {1 - loss:.3g} times the {promised:.2f} of its promotion"
+    share = f"{1 - loss:.3g} times " if loss else ""
+    required = f"τ at least {least:.2f}, {share}the {promised:.2f} of its promotion"
     return _tau_check(PROMISE_KEPT, tau, least, required, words)
 
 

@@ -36,6 +36,16 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+NEEDS = {
+    "select.by": ("--select.fraction", "0.5"),
+    "select.anchors_per_answer": ("--select.fraction", "0.5"),
+    "train.lora_rank": ("--train.mode", "lora"),
+    "train.chain_epochs": ("--train.anchors", "chain"),
+    "train.decay_fraction": ("--train.schedule", "wsd"),
+}
+"""What a field needs beside it to have an effect."""
+
+
 def sample_of(field: ConfigField) -> str:
     """A value that is allowed and not the default."""
     special = {
@@ -54,9 +64,19 @@ def sample_of(field: ConfigField) -> str:
 @pytest.mark.parametrize("field", list(config_fields(RealignConfig)), ids=lambda field: field.name)
 def test_every_field_is_a_flag(field: ConfigField) -> None:
     argv = ["--target", "t"] if field.name != "target" else []
-    config = read(*argv, field.flag, *([] if field.type is bool else [sample_of(field)]))
+    config = read(
+        *argv, *NEEDS.get(field.name, ()), field.flag, *([] if field.type is bool else [sample_of(field)])
+    )
     value = config.flat()[field.name]
     assert value not in (None, field.info.default)
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_a_field_that_nothing_would_read_is_refused(name: str) -> None:
+    field = next(f for f in config_fields(RealignConfig) if f.name == name)
+    assert f"has no effect without {NEEDS[name][0][2:]}" in complaint(
+        "--target", "t", field.flag, sample_of(field)
+    )
 
 
 def test_dashes_and_underscores_are_the_same_in_a_flag_but_not_in_a_value() -> None:

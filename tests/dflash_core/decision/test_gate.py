@@ -164,7 +164,12 @@ def test_champion_is_certified_within_the_allowed_loss(promised: float, verdict:
     decision = still_fits(constant(2), promised, POLICY)
     assert decision.verdict is verdict
     assert decision.tau_candidate.estimate == 3.0
-    assert list(verdicts(decision)) == ["enough prompts", "lossless", "acceptance floor", "promise kept"]
+    assert list(verdicts(decision)) == [
+        "enough prompts",
+        "lossless",
+        "acceptance floor",
+        "loss since promotion",
+    ]
 
 
 def test_uncertainty_does_not_certify() -> None:
@@ -187,7 +192,7 @@ def test_on_the_same_prompts_the_champion_is_compared_with_itself() -> None:
     assert still_fits(worse(then, every=1), promised, POLICY, then).verdict is FAIL
     # Other prompts, or decoded otherwise: only the number that was promised is left.
     for other in (replace(then, prompts=then.prompts[:-1]), replace(then, max_new_tokens=7)):
-        assert still_fits(now, promised, POLICY, other).checks[-1].name == "promise kept"
+        assert still_fits(now, promised, POLICY, other).checks[-1].name == "loss since promotion"
 
 
 @pytest.mark.parametrize("promised", [float("nan"), float("inf"), 0.0])
