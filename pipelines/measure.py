@@ -37,7 +37,6 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
 
     import torch
 
-    from dflash_core.corpus.samples import check_tools
     from dflash_core.decoding.evaluation import DecodeSettings, evaluate_prompt
     from dflash_core.models.drafter import load_drafter
     from dflash_core.models.target import load_target
@@ -50,7 +49,6 @@ def measure(config: MeasureConfig) -> AcceptanceReport:
     name = config.dtype if config.dtype != "auto" else ("bfloat16" if device == "cuda" else "float32")
     dtype = torch_dtype(name)
     drafter = load_drafter(config.drafter, device=device, dtype=dtype)
-    check_tools(tokenizer, prompts)
     target = load_target(checkpoint.path, device=device, dtype=dtype)
     settings = DecodeSettings(
         max_new_tokens=config.max_new_tokens,
@@ -78,6 +76,7 @@ def _fitting(
     config: MeasureConfig, checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
     """The prompts that leave room for their answers; the others are left out, before anything is loaded."""
+    from dflash_core.corpus.samples import check_tools
     from dflash_core.prompts.prompt_lengths import FittingPrompts
 
     room = checkpoint.config.max_positions
@@ -85,6 +84,7 @@ def _fitting(
     asked = with_thinking(_prompts(config), config.thinking)
     prompts = list(lengths.of(asked, lambda _count: None))
     lengths.conclude()
+    check_tools(tokenizer, prompts)
     if lengths.num_too_long:
         say(f"prompts: {lengths.num_too_long:,} too long for this target's {room:,} positions are left out")
     return prompts
