@@ -21,7 +21,8 @@ from pipelines.plan import Plan
 from pipelines.stage import StageResult
 from pipelines.telemetry import progress, say
 
-CODE_VERSION = 1
+CODE_VERSION = 2
+"""2: files that changed under the reading are refused; before, what was read of them was kept."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dflash_core.errors import UserError
 from dflash_core.prompts.json_lines import shown
 from dflash_core.prompts.mixture import quotas
 from dflash_core.prompts.overlap import content_hash
+from dflash_core.prompts.prompt_ids import id_hash, repeats
 from dflash_core.prompts.sources import Source
 from dflash_core.types import Prompt
 
@@ -56,6 +57,11 @@ class Drawn:
                 if at < len(chosen) and not taken[at] and chosen[at] == content_hash(prompt, self.seed):
                     taken[at] = True
                     yield prompt
+            if not taken.all():
+                raise UserError(
+                    f"{source.spec.location} gave {int(taken.sum()):,} prompts when read again where "
+                    f"{len(chosen):,} were drawn; run again when it is complete"
+                )
 
 
 def draw(
@@ -87,7 +93,7 @@ def draw(
         ids, contents = array("Q"), array("Q")
         for prompt in _counted(source.prompts(on_bad), advance):
             num_rows += 1
-            ids.append(hash(prompt.id) & 0xFFFF_FFFF_FFFF_FFFF)
+            ids.append(id_hash(prompt))
             if accept(prompt):
                 contents.append(content_hash(prompt, seed))
         _check_ids(source, np.frombuffer(ids, dtype=np.uint64))
@@ -127,13 +133,12 @@ def _without_repeats(hashes: list[Hashes]) -> list[Hashes]:
 
 def _check_ids(source: Source, ids: Hashes) -> None:
     """Raise UserError if two of the source's prompts have one id. Sorts in place."""
-    ids.sort()
-    repeated = {int(value) for value in ids[1:][ids[1:] == ids[:-1]]}
+    repeated = repeats(ids)
     if not repeated:
         return
     first: dict[str, int] = {}
     for number, prompt in enumerate(source.prompts(), start=1):
-        if hash(prompt.id) & 0xFFFF_FFFF_FFFF_FFFF not in repeated:
+        if id_hash(prompt) not in repeated:
             continue
         if prompt.id in first:
             raise UserError(

@@ -8,6 +8,7 @@ training prompt that repeats a gate prompt and was therefore left out.
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dflash_core.errors import UserError
 from dflash_core.prompts.draw import Advance, Drawn, draw
 from dflash_core.prompts.overlap import GateIndex, is_held_out
 from dflash_core.prompts.prompt_files import PromptsFingerprint, prompts_fingerprint, shards, write_prompts
+from dflash_core.prompts.prompt_ids import check_ids, id_hash
 from dflash_core.prompts.sources import Source
 from dflash_core.prompts.thinking import Thinking, with_thinking
 from dflash_core.types import Prompt, Trace, opening
@@ -67,6 +69,11 @@ class PromptRequest:
         """Whether the training sources bring their answers along."""
         return any(source.spec.traces for source in self.train)
 
+    def check_unchanged(self) -> None:
+        """Raise UserError if a source's files are not those that its identity is of."""
+        for source in (*self.train, *self.gate):
+            source.check_unchanged()
+
     @property
     def train_name(self) -> str:
         """The training sources, in words."""
@@ -85,11 +92,25 @@ def choose(
 ) -> dict[str, Any]:
     """Draw, split and write; returns what there is to say of it, as plain data.
 
-    Raises UserError for rows that are no prompts and for sources too small to train or to gate on.
+    Raises UserError for rows that are no prompts, for sources too small to train or to gate on, and for
+    files that are not what was hashed any more: then nothing of what was `put` may be kept.
     """
+    try:
+        meta = _choose(request, scratch, put, min_gate=min_gate, advance=advance, say=say)
+    except UserError:
+        request.check_unchanged()  # half a file is refused for many reasons, and this is the true one
+        raise
+    request.check_unchanged()
+    return meta
+
+
+def _choose(
+    request: PromptRequest, scratch: Path, put: Put, *, min_gate: int, advance: Advance, say: Say
+) -> dict[str, Any]:
     drawn_gate = _draw_gate(request, min_gate, advance)
     gate = [without_answer(p) if isinstance(p, Trace) else p for p in drawn_gate.prompts(advance)]
     expanded = list(with_thinking(gate, request.thinking))
+    check_ids(array("Q", map(id_hash, expanded)), lambda: expanded, request.gate_name)
     filter_ = _TrainSide(request, GateIndex(gate))
     with (scratch / "contamination.jsonl").open("w", encoding="utf-8") as stream:
         filter_.on_match = lambda row: stream.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -113,6 +134,7 @@ def choose(
     thinking = "default" if request.traces else request.thinking
     train = _Counted(with_thinking(drawn.prompts(advance), thinking))
     names = _write_train(train, scratch, put, sum(drawn.counts) if request.traces else None)
+    check_ids(train.ids, lambda: with_thinking(drawn.prompts(), thinking), request.train_name)
     return {
         **train.totals(),
         "train_shards": names,
@@ -214,11 +236,14 @@ class _Counted:
     def __init__(self, prompts: Iterable[Prompt]) -> None:
         self._prompts, self._fingerprint = prompts, PromptsFingerprint()
         self._num = self._answers = self._bytes = 0
+        self.ids = array("Q")
+        """Hashes of the ids."""
 
     def __iter__(self) -> Iterator[Prompt]:
         for prompt in self._prompts:
             self._fingerprint.add(prompt)
             self._num += 1
+            self.ids.append(id_hash(prompt))
             self._answers += prompt.num_answers
             texts = [*prompt.turns, *(m.content for m in prompt.history)]
             if isinstance(prompt, Trace):

@@ -68,7 +68,8 @@ class SourceSpec:
     @property
     def name(self) -> str:
         """What ids that a source does not give begin with."""
-        return self.path.name.split(".")[0] or self.path.name
+        name = self.path.name or self.path.absolute().name  # of the folder "."
+        return name.split(".")[0] or name
 
 
 def parse_source(text: str) -> SourceSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from dflash_core.prompts.hub_rows import HUB_ID, dataset_rows, resolved_revision
 from dflash_core.prompts.json_lines import Rows, shown
 from dflash_core.prompts.prompt_rows import FORMAT, to_prompt
 from dflash_core.prompts.row_files import file_rows, known_files
+from dflash_core.prompts.source_guard import Look, check_unchanged, look
 from dflash_core.prompts.source_spec import SourceSpec, parse_source
 from dflash_core.types import Prompt
 
@@ -44,12 +45,22 @@ class Source:
     """What its bytes are: sha256 of a file or of a folder's, or a commit."""
     prefix: str = ""
     """Before every id, where several sources might use the same ones."""
+    seen: tuple[tuple[Path, Look | None], ...] = ()
+    """What its files looked like before `content` was taken of them."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that its prompts depend on."""
         kept = {key: value for key, value in asdict(self.spec).items() if key not in _UNHELD}
         return {**kept, "name": self.spec.name, "content": self.content, "prefix": self.prefix}
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if what was read may not be what `content` says; asked after the last pass."""
+        check_unchanged(self.seen)
+        if self.seen and self.files is None and look(_all_files(self.spec.path)) != self.seen:
+            raise UserError(
+                f"{self.spec.location} has other files than when it was opened; run again when it is complete"
+            )
 
     def rows(self) -> Rows:
         """Its rows, in their order. Raises UserError for one that cannot be read."""
@@ -140,11 +151,18 @@ def open_sources(
         if specs.count(spec) > 1:
             raise UserError(f"{spec.location} is named twice; give it a weight instead")
     names = [spec.name for spec in specs]
-    prefixes = [
-        "" if len(specs) == 1 else name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}"
-        for i, name in enumerate(names)
-    ]
+    prefixes = _prefixes(names) if len(specs) > 1 else [""]
     return tuple(_open(spec, prefix, cache_dir) for spec, prefix in zip(specs, prefixes, strict=True))
+
+
+def _prefixes(names: Sequence[str]) -> list[str]:
+    """A name for each source that no other has; those that share one are numbered past all real names."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}-{i}" for i in count(1))
+        free = (n for n in numbered if n not in names and n not in found)
+        found.append(name if names.count(name) == 1 else next(free))
+    return found
 
 
 def _prefixed(prompt: Prompt, prefix: str) -> Prompt:
@@ -164,13 +182,26 @@ def _open(spec: SourceSpec, prefix: str, cache_dir: Path | None) -> Source:
     if path.is_file() or not path.is_dir():
         if spec.config or spec.split:
             raise UserError(f"{spec.location} is a file and has neither config nor split; leave them out")
-        return Source(spec, (path,), _digest(path, cache_dir), prefix)
-    files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        seen = look([path])
+        return Source(spec, (path,), _digest(path, cache_dir), prefix, seen)
     through_datasets = bool(spec.config or spec.split)
-    if not through_datasets:
-        files = known_files(path)
-    listing = [[str(file.relative_to(path)), _digest(file, cache_dir)] for file in files]
-    return Source(spec, None if through_datasets else tuple(files), _of_listing(listing), prefix)
+    files = _all_files(path) if through_datasets else known_files(path)
+    seen = look(files)
+    listing = [[_encodable(str(file.relative_to(path))), _digest(file, cache_dir)] for file in files]
+    return Source(spec, None if through_datasets else tuple(files), _of_listing(listing), prefix, seen)
+
+
+def _all_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _encodable(name: str) -> str:
+    """`name` if it is text. Raises UserError."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the file name {name!a} is not UTF-8; rename the file") from None
+    return name
 
 
 def _of_listing(listing: list[list[str]]) -> str:

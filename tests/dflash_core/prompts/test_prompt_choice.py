@@ -251,6 +251,7 @@ def test_bad_rows_are_counted_when_the_source_says_so(ask: Ask, chosen: Any, tmp
     request = ask({"": _questions(30)}, _questions(8, seed=3))
     with (tmp_path / "s0.jsonl").open("a") as stream:
         stream.write('{"messages": []}\n')
+    request = replace(request, train=open_sources([str(tmp_path / "s0.jsonl")]))
     with pytest.raises(UserError, match=r"s0.jsonl line 31: no message"):
         chosen(request)
     request = replace(request, train=open_sources([f"{tmp_path / 's0.jsonl'}?skip_bad=1"]))
@@ -296,3 +297,45 @@ def test_the_gates_fingerprint_depends_on_the_gate_alone(ask: Ask, chosen: Any) 
     other, *_ = chosen(ask({"?domain=x": _questions(30, seed=5)}, gate, num_train=5))
     assert one["gate_fingerprint"] == other["gate_fingerprint"] == prompts_fingerprint(gate)
     assert one["train_fingerprint"] != other["train_fingerprint"]
+
+
+@pytest.mark.parametrize("new", ["", '{"prompt": "something else"}', "half a l"])
+@pytest.mark.parametrize("own_gate", [True, False])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    ask: Ask, tmp_path: Path, new: str, own_gate: bool
+) -> None:
+    request = ask({"": _questions(60)}, _questions(10, seed=1) if own_gate else None)
+
+    def put(name: str, _path: Path) -> None:
+        if name == "gate.jsonl":  # between the passes over the training prompts
+            (tmp_path / "new").write_text(new)
+            (tmp_path / "new").replace(tmp_path / "s0.jsonl")
+
+    with pytest.raises(UserError, match=r"s0\.jsonl changed while it was read.*run again"):
+        choose(request, tmp_path, put, min_gate=2, advance=lambda _count: None, say=lambda _line: None)
+
+
+def test_a_file_that_changes_before_it_is_read_is_refused(ask: Ask, chosen: Any, tmp_path: Path) -> None:
+    request = ask({"": _questions(60)}, _questions(10, seed=1))
+    write_prompts(tmp_path / "s0.jsonl", _questions(60, seed=2))
+    with pytest.raises(UserError, match=r"s0\.jsonl changed while it was read"):
+        chosen(request)
+    request = ask({"": _questions(60)}, _questions(10, seed=1))
+    (tmp_path / "gate.jsonl").unlink()
+    with pytest.raises(UserError, match=r"gate\.jsonl changed while it was read"):
+        chosen(request)
+
+
+def test_a_second_pass_that_lacks_what_was_drawn_is_an_error(ask: Ask, tmp_path: Path) -> None:
+    (source,) = ask({"": _questions(20)}, _questions(10, seed=1)).train
+    drawn = draw((source,), None, seed=0, accept=lambda _prompt: True)
+    write_prompts(tmp_path / "s0.jsonl", _questions(20)[:15])
+    with pytest.raises(UserError, match="gave 15 prompts when read again where 20 were drawn"):
+        list(drawn.prompts())
+
+
+def test_an_id_that_thinking_makes_does_not_meet_a_given_one(ask: Ask, chosen: Any) -> None:
+    one, other, *rest = _questions(30)
+    met = replace(other, id=f"{one.id}/thinking", thinking=True)
+    with pytest.raises(UserError, match=r's0\.jsonl have the id "q/0/0/thinking"; rename'):
+        chosen(ask({"": [one, met, *rest]}, _questions(10, seed=1), thinking="both"))

@@ -278,6 +278,25 @@ def test_ids_of_several_sources_do_not_meet(tmp_path: Path) -> None:
     assert "named twice" in _refusal(texts[0], texts[0])
 
 
+def test_a_made_up_prefix_is_no_other_sources_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("x/train.jsonl", "y/train.jsonl", "train-1.jsonl")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(_lines([{"id": "1", "prompt": name}]))
+    texts = [str(tmp_path / name) for name in names]
+    assert [p.id for p in _prompts(*texts)] == ["train-2/1", "train-3/1", "train-1/1"]
+    monkeypatch.chdir(tmp_path / "x")
+    assert [p.id for p in _prompts(".", texts[2])] == ["x/1", "train-1/1"]
+
+
+def test_a_file_that_joins_a_datasets_folder_is_noticed(dataset: Path) -> None:
+    (source,) = open_sources([f"{dataset}?config=main&prompt=question"])
+    source.check_unchanged()
+    pq.write_table(pa.Table.from_pylist(ROWS), dataset / "main" / "train-1.parquet")
+    with pytest.raises(UserError, match="other files than when it was opened"):
+        source.check_unchanged()
+
+
 def test_a_source_is_known_by_its_content_and_not_by_its_place(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     big = [{"prompt": f"{i} " + "x" * 1000} for i in range(1500)]
