@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dflash_core.errors import UserError
-from dflash_core.prompts.chat_messages import parse_messages, parse_tools
+from dflash_core.prompts.chat_messages import content_text, parse_messages, parse_tools
 from dflash_core.prompts.json_lines import kind, shown
 from dflash_core.prompts.prompt_files import prompt_row
 from dflash_core.prompts.prompt_rows import DEFAULT_DOMAIN, enable_thinking, label, to_be_answered
@@ -92,7 +92,7 @@ def _exchange(request: dict[str, Any], response: dict[str, Any], base: Trace, wh
     prompt_ids = response.get("prompt_token_ids") or choice.get("prompt_token_ids")
     return replace(
         asked,
-        answer=message.get("content") or "",
+        answer=content_text(message.get("content"), f"{where}: the response", may_be_blank=True),
         answer_ids=ids,
         prompt_ids=_ids(prompt_ids, where),
         stopped=_stopped(choice),

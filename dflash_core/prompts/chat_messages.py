@@ -74,7 +74,7 @@ def _message(message: Any, where: str) -> Message:
         return Message(role, "", compact({"content": None, **extra}))
     may_be_blank = role == "tool" or bool(extra.get("tool_calls") or extra.get("reasoning_content"))
     return Message(
-        role, _content(message.get("content"), where, may_be_blank), compact(extra) if extra else ""
+        role, content_text(message.get("content"), where, may_be_blank), compact(extra) if extra else ""
     )
 
 
@@ -98,6 +98,8 @@ def _sharegpt(message: dict[str, Any], where: str) -> Message:
         except ValueError:
             raise UserError(f"{where} is a {sender} but no JSON; write name and arguments") from None
         calls = call if isinstance(call, list) else [call]
+        if not all(isinstance(c, dict) for c in calls):
+            raise UserError(f"{where} is a {sender} but no JSON object; write name and arguments")
         wrapped = [c if "function" in c else {"type": "function", "function": c} for c in calls]
         extra = {"content": None, "tool_calls": [_with_arguments(c) for c in wrapped]}
         return Message("assistant", "", compact(extra))
@@ -106,7 +108,7 @@ def _sharegpt(message: dict[str, Any], where: str) -> Message:
         raise UserError(
             f"{where} is from {shown(str(sender))}; use one of {', '.join([*_SHAREGPT, *_CALLS])}"
         )
-    return Message(role, _content(value, where, role == "tool"))
+    return Message(role, content_text(value, where, role == "tool"))
 
 
 def _role(role: Any, where: str) -> str:
@@ -116,8 +118,8 @@ def _role(role: Any, where: str) -> str:
     raise UserError(f"{where} has {said}; use one of {', '.join(ROLES)}")
 
 
-def _content(content: Any, where: str, may_be_blank: bool) -> str:
-    """A message's text, or its text parts one after the other."""
+def content_text(content: Any, where: str, may_be_blank: bool) -> str:
+    """A message's text, or its text parts one after the other. Raises UserError for anything else."""
     if isinstance(content, list):
         texts = [
             part["text"]

@@ -57,7 +57,7 @@ def _load(spec: SourceSpec, revision: str | None) -> Any:
 
     datasets.disable_progress_bars()
     path = spec.path
-    name = str(path) if path.exists() else spec.location
+    name = str(path) if spec.is_here else spec.location
     try:
         return datasets.load_dataset(
             name, spec.config, split=spec.split or "train", revision=revision, streaming=True

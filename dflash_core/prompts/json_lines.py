@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -13,6 +14,14 @@ from dflash_core.errors import UserError
 
 MAX_LINE_BYTES = 4 << 20
 """A longer line is no prompt: longer than any context, and a binary file has no line ends at all."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands in a row for a value that could not be read."""
+
+    why: str
+
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 """Where a row stands, for messages about it, and the row."""
@@ -91,7 +100,7 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _decode(line: bytes, path: Path, number: int) -> str:

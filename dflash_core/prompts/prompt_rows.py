@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_core.errors import UserError
 from dflash_core.prompts.chat_messages import is_answer, parse_messages, parse_tools, text_of
-from dflash_core.prompts.json_lines import kind, shown
+from dflash_core.prompts.json_lines import Unreadable, kind, shown
 from dflash_core.prompts.source_spec import SourceSpec
 from dflash_core.types import Message, Prompt
 
@@ -17,6 +17,14 @@ FORMAT = '"turns": ["user message", ...] or "messages": [{"role": "user", "conte
 _LABELS = ("id", "domain", "system", "source")
 """Columns of text that nobody asks."""
 _CONVERSATIONS = ("messages", "conversations", "conversation")
+_ASKED = {*_CONVERSATIONS, "turns", "history", "prompt"}
+"""Columns that are looked at where the query names neither prompt nor messages."""
+_READ: set[str | None] = {
+    *("system", "thinking", "enable_thinking", "chat_template_kwargs"),
+    *("request", "response", "prompt_token_ids", "token_ids", "response_token_ids", "output_token_ids"),
+    *("finish_reason", "stop_reason", "chat_template_sha256"),
+}
+"""Columns that are looked at whatever the query says."""
 _ALIASES = {
     **dict.fromkeys(("question", "instruction", "query", "input", "text", "problem"), "prompt"),
     **dict.fromkeys(("message", "dialog", "chat"), "messages"),
@@ -35,6 +43,27 @@ def to_prompt(row: dict[str, Any], where: str, default_id: str, spec: SourceSpec
     turns, history = _conversation(row, where, spec)
     tools = parse_tools(row[spec.tools], where) if row.get(spec.tools) is not None else ""
     return Prompt(prompt_id, domain, turns, tuple(history), tools, enable_thinking(row))
+
+
+def check_readable(row: dict[str, Any], where: str, spec: SourceSpec) -> None:
+    """Raise UserError if a column that may be looked at could not be read; others do not matter."""
+    read = _READ | {spec.prompt, spec.messages, spec.tools, spec.id, spec.domain_column}
+    if spec.traces or not (spec.prompt or spec.messages):
+        read |= _ASKED
+    for key, value in row.items():
+        if isinstance(value, Unreadable) and key in read:
+            raise UserError(f"{where}: the column {shown(key)} cannot be read ({value.why}); mend that row")
+
+
+def check_encodable(prompt: Prompt, where: str) -> None:
+    """Raise UserError if a text in it holds half a surrogate pair, as JSON within JSON can escape it."""
+    texts = [prompt.id, prompt.domain, *prompt.turns, prompt.tools]
+    texts += [text for message in prompt.history for text in (message.content, message.extra)]
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where} escapes half a surrogate pair; replace that character") from None
 
 
 def label(row: dict[str, Any], key: str, where: str) -> str | None:

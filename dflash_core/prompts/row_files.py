@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dflash_core.checkpoints.strict_json import one_line
 from dflash_core.errors import UserError
-from dflash_core.prompts.json_lines import MAX_LINE_BYTES, Rows, an_object, json_line_rows, parse_row
+from dflash_core.prompts.json_lines import (
+    MAX_LINE_BYTES,
+    Rows,
+    Unreadable,
+    an_object,
+    json_line_rows,
+    parse_row,
+)
 
 _BATCH_ROWS = 256
 _CHUNK = 1 << 20
+_NO_VALUE = (ValueError, ArithmeticError, TypeError, LookupError, NotImplementedError)
+"""What Arrow raises for a value that Python cannot hold; errors of its own are of these kinds too."""
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 """What `datasets` writes beside its rows."""
 
@@ -43,7 +52,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _ending(path: Path) -> str:
-    suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
+    suffixes = path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:]
     return "".join(suffixes).lower()
 
 
@@ -78,25 +87,52 @@ def _json_rows(path: Path) -> Rows:
 
 def _items(buffer: str, read: Callable[[int], str], path: Path) -> Iterator[str]:
     """The texts of a JSON list's items; `buffer` is what follows its bracket."""
-    decoder, number = json.JSONDecoder(), 0
+    number = 0
+    buffer = _filled(buffer, read)
+    mark = "]" if buffer.startswith("]") else ","
+    while mark == ",":
+        number += 1
+        item, buffer = _item(buffer, read, f"{path} row {number}")
+        yield item
+        buffer = _filled(buffer, read)
+        mark = buffer[:1]
+        if mark not in (",", "]"):
+            raise UserError(
+                f"{path} has neither a comma nor the list's end after row {number}; save the list again, "
+                "or one object a line as .jsonl"
+            )
+        buffer = _filled(buffer[1:], read) if mark == "," else buffer
+    if _filled(buffer[1:], read):
+        raise UserError(
+            f"{path} goes on after its list's end (row {number}); save it again as one list, "
+            "or one object a line as .jsonl"
+        )
+
+
+def _item(buffer: str, read: Callable[[int], str], where: str) -> tuple[str, str]:
+    """The text of the item that `buffer` begins with, and what follows it."""
+    decoder = json.JSONDecoder()
     while True:
-        buffer = buffer.lstrip(" \t\r\n,")
-        if buffer.startswith("]"):
-            return
         try:
             _, end = decoder.raw_decode(buffer)
         except (ValueError, RecursionError) as error:
             more = read(_CHUNK) if len(buffer) <= MAX_LINE_BYTES else ""
             if not more:
                 raise UserError(
-                    f"{path} row {number + 1} is not JSON ({one_line(error)}), or longer than "
+                    f"{where} is not JSON ({one_line(error)}), or longer than "
                     f"{MAX_LINE_BYTES >> 20} MiB; save the list again, or one object a line as .jsonl"
                 ) from None
             buffer += more
-            continue
-        number += 1
-        yield buffer[:end]
-        buffer = buffer[end:]
+        else:
+            return buffer[:end], buffer[end:]
+
+
+def _filled(buffer: str, read: Callable[[int], str]) -> str:
+    """`buffer` from its first character that is not blank; empty at the file's end only."""
+    buffer = buffer.lstrip(" \t\r\n")
+    while not buffer and (more := read(_CHUNK)):
+        buffer = more.lstrip(" \t\r\n")
+    return buffer
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -133,16 +169,37 @@ def _batch_rows(path: Path, batches: Iterable[Any]) -> Rows:
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, _BATCH_ROWS):
-                for row in batch.slice(start, _BATCH_ROWS).to_pylist():
+                for row in _rows_of(batch.slice(start, _BATCH_ROWS)):
                     number += 1
                     where = f"{path} row {number}"
                     yield where, an_object(without_nulls(row), where)
     except FileNotFoundError:
         raise UserError(f"there is no prompt file {path}; check the path") from None
-    except (pa.ArrowException, OSError) as error:
+    # A damaged file may have, for one, a column's name that is no text.
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read after row {number} ({one_line(error)}); write the file again"
         ) from None
+
+
+def _rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    columns = [_values(column) for column in batch.columns]
+    return (dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True))
+
+
+def _values(column: Any) -> list[Any]:
+    """A column's values, each on its own where some cannot be had: bytes that are no text, an odd date."""
+    try:
+        return cast("list[Any]", column.to_pylist())
+    except _NO_VALUE:
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except _NO_VALUE as error:
+        return Unreadable(one_line(error))
 
 
 _READERS: dict[str, Callable[[Path], Rows]] = {

@@ -6,7 +6,7 @@ org/name@revision?config=main&split=train&prompt=question
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +14,8 @@ from urllib.parse import parse_qsl
 
 from dflash_core.errors import UserError
 
+MAX_WEIGHT = 1e6
+"""And its inverse the least."""
 KEYS = {
     "weight": "this source's share of the prompts, relative to the others'",
     "domain": "the domain of every prompt",
@@ -63,7 +65,12 @@ class SourceSpec:
 
     @property
     def path(self) -> Path:
-        return Path(self.location).expanduser()
+        return _expanded(self.location)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether there is such a file or folder."""
+        return _is_here(self.location)
 
     @property
     def name(self) -> str:
@@ -74,17 +81,25 @@ class SourceSpec:
 
 def parse_source(text: str) -> SourceSpec:
     """`text` taken apart; what exists as spelled is a path, question mark and all. Raises UserError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the source {text!a} is not UTF-8; rename the file") from None
     location, _, query = text.partition("?")
-    if Path(text).expanduser().exists():
+    if _is_here(text):
         location, query = text, ""
-    given = dict(parse_qsl(query, keep_blank_values=True))
+    pairs = parse_qsl(query, keep_blank_values=True)
+    given = dict(pairs)
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise UserError(f"{text} gives {key}= {times} times; keep one of them")
     for key in given:
         if key not in KEYS:
             near = get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"use {', '.join(KEYS)}"
             raise UserError(f"{text} has the unknown key {key!r} after its question mark; {hint}")
     revision = None
-    if not Path(location).expanduser().exists() and "@" in location:
+    if not _is_here(location) and "@" in location:
         location, _, revision = location.partition("@")
     if not location.strip():
         raise UserError(f"{text!r} names no prompts; pass a file, a folder or a hub id such as org/name")
@@ -105,13 +120,30 @@ def parse_source(text: str) -> SourceSpec:
     )
 
 
+def _is_here(location: str) -> bool:
+    try:
+        return _expanded(location).exists()
+    except (OSError, ValueError):  # too long for a name, or in a folder that may not be entered
+        return False
+
+
+def _expanded(location: str) -> Path:
+    try:
+        return Path(location).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(location)
+
+
 def _weight(text: str, value: str) -> float:
     try:
         weight = float(value)
     except ValueError:
-        weight = math.nan
-    if not 0 < weight < math.inf:
-        raise UserError(f"{text} has the weight {value!r}; give it a number above 0")
+        weight = 0.0
+    if not 1 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
+        raise UserError(
+            f"{text} has the weight {value!r}; give it a number above 0, from {1 / MAX_WEIGHT:g} "
+            f"to {MAX_WEIGHT:,.0f}"
+        )
     return weight
 
 

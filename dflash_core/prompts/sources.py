@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dflash_core.checkpoints.digest_cache import cache_file, load_digests, signature, store_digests
+from dflash_core.checkpoints.strict_json import one_line
 from dflash_core.corpus.trace_rows import FORMAT as TRACE_FORMAT
 from dflash_core.corpus.trace_rows import to_traces
 from dflash_core.errors import UserError
 from dflash_core.fingerprint import file_sha256, fingerprint
 from dflash_core.prompts.hub_rows import HUB_ID, dataset_rows, resolved_revision
 from dflash_core.prompts.json_lines import Rows, shown
-from dflash_core.prompts.prompt_rows import FORMAT, to_prompt
+from dflash_core.prompts.prompt_rows import FORMAT, check_encodable, check_readable, to_prompt
 from dflash_core.prompts.row_files import file_rows, known_files
 from dflash_core.prompts.source_guard import Look, check_unchanged, look
 from dflash_core.prompts.source_spec import SourceSpec, parse_source
@@ -65,7 +66,7 @@ class Source:
     def rows(self) -> Rows:
         """Its rows, in their order. Raises UserError for one that cannot be read."""
         if self.files is None:
-            return dataset_rows(self.spec, None if self.spec.path.exists() else self.content)
+            return dataset_rows(self.spec, None if self.spec.is_here else self.content)
         return (row for file in self.files for row in file_rows(file))
 
     def prompts(self, on_bad: OnBad = lambda _error: None) -> Iterator[Prompt]:
@@ -91,14 +92,29 @@ class Source:
                 yield prompt if not self.prefix else _prefixed(prompt, self.prefix)
         if not number:
             what, form = ("traces", TRACE_FORMAT) if self.spec.traces else ("prompts", FORMAT)
-            lines = self.files is not None and self.files[0].name.endswith((".jsonl", ".jsonl.gz"))
+            lines = self.files is not None and self.files[0].name.lower().endswith((".jsonl", ".jsonl.gz"))
             rows_needed = "one JSON object a line" if lines else "rows"
             raise UserError(f"{self.spec.location} holds no {what}; give it {rows_needed} with {form}")
 
     def _prompts_of(self, row: dict[str, Any], where: str, default_id: str) -> Sequence[Prompt]:
-        if self.spec.traces:
-            return to_traces(row, where, default_id, self.spec)
-        return (to_prompt(row, where, default_id, self.spec),)
+        """The prompts in a row. Raises UserError, whatever is wrong with it."""
+        try:
+            check_readable(row, where, self.spec)
+            found: Sequence[Prompt]
+            if self.spec.traces:
+                found = to_traces(row, where, default_id, self.spec)
+            else:
+                found = (to_prompt(row, where, default_id, self.spec),)
+            for prompt in found:
+                check_encodable(prompt, where)
+        # A stranger's row can be odd in more ways than the parsers know of.
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+            what = "traces" if self.spec.traces else "prompts"
+            raise UserError(
+                f"{where} is not of the form that {what} have ({type(error).__name__}: {one_line(error)}); "
+                "mend that row"
+            ) from None
+        return found
 
     def _with_remedy(self, error: UserError, rest: Rows, *, some_usable: bool) -> UserError:
         """`error` of a row, naming skip_bad where that would leave rows to use; looks at a few of `rest`."""
@@ -173,7 +189,7 @@ def _prefixed(prompt: Prompt, prefix: str) -> Prompt:
 
 def _open(spec: SourceSpec, prefix: str, cache_dir: Path | None) -> Source:
     path = spec.path
-    if not path.exists():
+    if not spec.is_here:
         if spec.location.startswith((".", "/", "~")) or not HUB_ID.fullmatch(spec.location):
             what = "trace" if spec.traces else "prompt"
             several = ", and repeat the flag for several sources" if "," in spec.location else ""

@@ -54,7 +54,7 @@ def _write(path: Path) -> None:
     match path.name:
         case "q.jsonl":
             path.write_bytes(_lines(ROWS))
-        case "q.jsonl.gz":
+        case "q.jsonl.gz" | "Q.JSONL.GZ":
             path.write_bytes(gzip.compress(_lines(ROWS)))
         case "q.json":
             path.write_text(json.dumps(ROWS, indent=2), encoding="utf-8")
@@ -75,15 +75,15 @@ def _refusal(*texts: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["q.jsonl", "q.jsonl.gz", "q.json", "q.parquet", "q.arrow"])
+@pytest.mark.parametrize("name", ["q.jsonl", "q.jsonl.gz", "Q.JSONL.GZ", "q.json", "q.parquet", "q.arrow"])
 def test_every_kind_of_file_gives_the_same_prompts(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     _write(path)
     found = _prompts(f"{path}?prompt=question&domain_column=subject")
     assert found == [
-        Prompt("q/1", "letters", ("What is é?",)),
-        Prompt("q/2", "default", ("你好吗",)),
-        Prompt("q/3", "numbers", ("three",)),
+        Prompt(f"{name[0]}/1", "letters", ("What is é?",)),
+        Prompt(f"{name[0]}/2", "default", ("你好吗",)),
+        Prompt(f"{name[0]}/3", "numbers", ("three",)),
     ]
 
 
@@ -161,6 +161,12 @@ def test_the_spelling_of_a_source(tmp_path: Path) -> None:
         ("a.jsonl?weight=nan", "above 0"),
         ("a.jsonl?skip_bad=yes", "skip_bad=0 or skip_bad=1"),
         ("?weight=2", "names no prompts"),
+        ("a.jsonl?weight=1e-320", "from 1e-06 to 1,000,000"),
+        ("a.jsonl?weight=1e308", "from 1e-06 to 1,000,000"),
+        ("a.jsonl?weight=1&weight=2", "gives weight= 2 times"),
+        (f"a.jsonl?domain={'x' * 5000}", "there is no prompt file a.jsonl"),
+        ("~nouser-of-this-name/x.jsonl", "there is no prompt file ~nouser-of-this-name/x.jsonl"),
+        ("\udcff.jsonl", "rename the file"),
     ],
 )
 def test_a_query_that_cannot_be_meant(text: str, said: str) -> None:
@@ -234,9 +240,16 @@ def test_what_is_not_there_or_empty_is_called_what_it_would_be(tmp_path: Path) -
     ("content", "said"),
     [
         ('[{"prompt": "x"}, {"prompt": ', "row 2 is not JSON"),
-        ('[{"prompt": "x"} {"prompt": "y"', "row 2 is not JSON"),
+        ('[{"prompt": "x"}, {"prompt": "y"', "row 2 is not JSON"),
         ('[{"prompt": "x"}, 3]', "row 2 is a JSON number"),
         ("[]", "holds no prompts"),
+        ('[{"prompt": "x"}]garbage', r"goes on after its list's end (row 1)"),
+        ('[{"prompt": "x"}] [{"prompt": "y"}]', r"goes on after its list's end (row 1)"),
+        ("[] {}", r"goes on after its list's end (row 0)"),
+        ('[{"prompt": "x"} {"prompt": "y"}]', "neither a comma nor the list's end after row 1"),
+        ('[{"prompt": "x"}', "neither a comma nor the list's end after row 1"),
+        ('[{"prompt": "x"},, {"prompt": "y"}]', "row 2 is not JSON"),
+        ('[{"prompt": "x"},]', "row 2 is not JSON"),
         ("", "holds no prompts"),
         ("nonsense", "line 1 is not JSON"),
         ('[{"prompt": "\\ud800"}]', "surrogate"),
@@ -312,3 +325,77 @@ def test_a_source_is_known_by_its_content_and_not_by_its_place(tmp_path: Path) -
     (tmp_path / "a.jsonl").write_bytes(_lines([*big[:-1], {"prompt": "y" * 1005}]))
     os.utime(tmp_path / "a.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert open_sources([str(tmp_path / "a.jsonl")], cache)[0].identity != one.identity
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+ASKED = {"role": "user", "content": "x"}
+
+
+def _calling(arguments: str) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "content": "1"}
+    return {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, result]}
+
+
+def _sharegpt_call(value: str) -> dict[str, Any]:
+    asked = {"from": "human", "value": "x"}
+    return {"conversations": [asked, {"from": "function_call", "value": value}, asked]}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (_sharegpt_call("3"), "no JSON object"),
+        (_sharegpt_call('["f"]'), "no JSON object"),
+        (_sharegpt_call(DEEP), "RecursionError"),
+        ({"prompt": "x", "tools": DEEP}, "RecursionError"),
+        (_calling(DEEP), "RecursionError"),
+        ({"prompt": "x", "tools": '[{"name": "\\ud800"}]'}, "surrogate"),
+        (_calling('{"x": "\\ud800"}'), "surrogate"),
+    ],
+)
+def test_whatever_is_odd_in_a_row_is_its_error_and_can_be_left_out(
+    tmp_path: Path, row: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(_lines([{"prompt": "one"}, row]))
+    sentence = _refusal(str(tmp_path / "a.jsonl"))
+    assert "a.jsonl line 2" in sentence and said in sentence
+    assert [p.id for p in _prompts(f"{tmp_path / 'a.jsonl'}?skip_bad=1")] == ["a/1"]
+
+
+@pytest.mark.parametrize("content", [3, {"text": "x"}, [3], [{"type": "image"}]])
+def test_a_logged_answer_that_is_no_text_is_its_rows_error(tmp_path: Path, content: Any) -> None:
+    def row(content: Any) -> dict[str, Any]:
+        choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        return {"request": {"messages": [ASKED]}, "response": {"choices": [choice]}}
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (tmp_path / "a.jsonl").write_bytes(_lines([row(parts), row(None), row(content)]))
+    with pytest.raises(UserError, match=r"a\.jsonl line 3: the response"):
+        list(open_sources([str(tmp_path / "a.jsonl")], traces=True)[0].prompts())
+    (source,) = open_sources([f"{tmp_path / 'a.jsonl'}?skip_bad=1"], traces=True)
+    assert [getattr(trace, "answer", None) for trace in source.prompts()] == ["ab", ""]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_value_that_cannot_be_read_matters_where_it_is_needed(tmp_path: Path, name: str) -> None:
+    no_text = pa.array([b"one", b"\xff", b"three"]).cast(pa.binary()).view(pa.string())
+    fine = pa.array(["x", "y", "z"])
+    late = pa.array([0, 2**62, 1], pa.timestamp("ms"))
+    twice = pa.StructArray.from_arrays([fine, fine], names=["a", "a"])
+    table = pa.table({"prompt": fine, "note": no_text, "at": late, "twice": twice})
+    broken = pa.table({"prompt": no_text, "question": fine})
+    for kept, prompts in ((table, ["x", "y", "z"]), (broken, ["one", "three"])):
+        if name == "a.parquet":
+            pq.write_table(kept, tmp_path / name)
+        else:
+            with pa.OSFile(str(tmp_path / name), "wb") as sink, pa.ipc.new_stream(sink, kept.schema) as w:
+                w.write_table(kept)
+        assert [p.turns[0] for p in _prompts(f"{tmp_path / name}?skip_bad=1")] == prompts
+    assert f'{name} row 2: the column "prompt" cannot be read' in _refusal(str(tmp_path / name))
+    assert len(_prompts(f"{tmp_path / name}?prompt=question")) == 3
+
+
+def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).write_bytes(_lines(ROWS))
+    assert "\\udcff.jsonl' is not UTF-8; rename the file" in _refusal(str(tmp_path))
