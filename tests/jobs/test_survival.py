@@ -36,11 +36,11 @@ def test_what_is_killed_ends_in_the_same_bytes_and_redoes_only_what_was_in_fligh
 
 @pytest.fixture
 def small_disk(original: tuple[Home, dict[str, str]]) -> Iterator[Path]:
-    """A store on a filesystem that holds a part of the features."""
+    """A store on a filesystem that holds the samples (a page a file) and a part of the features."""
     path = original[0].store
     path.mkdir(parents=True, exist_ok=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=False, capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=640k", "tmpfs", str(path)], check=False, capture_output=True
     )
     if mounted.returncode:
         pytest.skip("a small filesystem cannot be mounted here")
