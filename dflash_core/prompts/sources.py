@@ -167,7 +167,7 @@ def open_sources(
         if specs.count(spec) > 1:
             raise UserError(f"{spec.location} is named twice; give it a weight instead")
     names = [spec.name for spec in specs]
-    prefixes = _prefixes(names) if len(specs) > 1 else [""]
+    prefixes = [""] if len(specs) == 1 else _prefixes(names)
     return tuple(_open(spec, prefix, cache_dir) for spec, prefix in zip(specs, prefixes, strict=True))
 
 

@@ -92,6 +92,21 @@ def test_sources_of_several_kinds_become_shards_of_samples(
     assert _drawn(context).cached and inspect.run(context, drawn).cached
 
 
+def test_a_prompt_file_that_changes_under_a_run_leaves_nothing_for_the_next(
+    tmp_path: Path, target: Path, gate: Path
+) -> None:
+    asked, own = toy_prompts(20, seed=0), tmp_path / "own.jsonl"
+    write_prompts(own, asked)
+    context = _context(tmp_path, target, prompts=str(own), eval_prompts=str(gate))
+    request = prompts.prompt_request(context.config, None, automatic_size=True)
+    write_prompts(own, asked[:10])
+    with pytest.raises(UserError, match=r"own\.jsonl changed while it was read"):
+        prompts.run(context, request)
+    write_prompts(own, asked)  # the content that was hashed, so the same identity
+    found = _drawn(context)
+    assert not found.cached and found.artifact.meta["num_rows"] == 20
+
+
 def test_one_prompt_that_is_too_long_is_left_out_and_many_are_an_error(
     tmp_path: Path, target: Path, gate: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -289,6 +289,7 @@ def test_ids_of_several_sources_do_not_meet(tmp_path: Path) -> None:
     texts = [str(tmp_path / name) for name in ("x/a.jsonl", "y/a.jsonl", "b.jsonl")]
     assert [p.id for p in _prompts(*texts)] == ["a-1/1", "a-1/a/2", "a-2/1", "a-2/a/2", "b/1"]
     assert "named twice" in _refusal(texts[0], texts[0])
+    assert open_sources([]) == ()
 
 
 def test_a_made_up_prefix_is_no_other_sources_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
