@@ -18,22 +18,10 @@ from dflash_core.training.schedules import Schedule
 from dflash_core.training.trainable import MODES, merge, prepare, trainable
 from dflash_core.training.trainer import Trainer
 from tests.dflash_core.small_models import (
-    drafter_config,
     feature_set,
     greedy_samples,
-    random_target,
     train_options,
 )
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return random_target(seed=3)
-
-
-@pytest.fixture(scope="module")
-def config(target: Target) -> DrafterConfig:
-    return drafter_config(target)
 
 
 @pytest.fixture(scope="module")

@@ -24,20 +24,9 @@ from tests.dflash_core.small_models import (
     drafter_config,
     feature_set,
     greedy_samples,
-    random_target,
     tapped,
     train_options,
 )
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return random_target(seed=3)
-
-
-@pytest.fixture(scope="module")
-def config(target: Target) -> DrafterConfig:
-    return drafter_config(target)
 
 
 @pytest.fixture(scope="module")
